@@ -1,0 +1,423 @@
+"""Check: find damage in a repository. Never deletes, never repairs; `repair` is asked for by name."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from castore.digest import Buffer
+from castore.driver import find_driver
+from castore.errors import (
+    BackendError,
+    CastoreError,
+    FormatError,
+    IntegrityError,
+    InvalidInputError,
+    NotFoundError,
+    ObjectNotFoundError,
+)
+from castore.frame import check_frame, parse_header
+from castore.objects import digest_of_name, object_name
+from castore.reach import Stored
+from castore.repository import Repository, read_snapshot, read_tree
+from castore.snapshot import Snapshot, SnapshotName, parse_name
+from castore.tree import Tree
+from castore.walk import Walker
+
+T = TypeVar("T")
+Kind = Literal["missing", "corrupt", "unreadable", "malformed", "layout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One defect: what is wrong with which object, and every snapshot and path that needs it."""
+
+    kind: Kind
+    object: str
+    detail: str
+    needed_by: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """What a check looked at. ``unstable``: objects that read wrong once and right the second time."""
+
+    snapshots: int = 0
+    objects: int = 0
+    bytes_read: int = 0
+    unreferenced: int = 0
+    unstable: list[str] = field(default_factory=list)
+
+
+def check(
+    repository: Repository, *, read_data: bool = False, sample: float | None = None,
+    since: int | None = None, state: str | None = None, layout: bool = False,
+    progress: Callable[[int], None] = lambda _: None, report: CheckReport | None = None,
+) -> Iterator[Problem]:
+    """Look at documents, trees, names, headers and chains; on request at every stored byte.
+
+    Parameters
+    ----------
+    read_data : bool
+        Decode and hash every object.
+    sample : float, optional
+        Decode and hash this share (0 to 1] of the objects, chosen at random.
+    since : int, optional
+        Only what snapshots from this time (microseconds) on need.
+    state : str, optional
+        A file that keeps what was verified, so that an interrupted run can go on.
+    layout : bool
+        Also let each snapshot's driver verify what its layout promises.
+    progress : callable
+        Told stored bytes as they are read.
+    report : CheckReport, optional
+        Filled in.
+
+    Raises
+    ------
+    BackendError
+        The store as a whole cannot be reached; trouble with single objects is a Problem.
+    """
+    if sample is not None and not 0 < sample <= 1:
+        raise InvalidInputError(f"sample of {sample}: expected a share over 0 and up to 1")
+    yield from _Check(repository, report or CheckReport(), since, progress).run(
+        read_data, sample, state, layout
+    )
+
+
+class _Check:
+    def __init__(
+        self, repository: Repository, report: CheckReport, since: int | None,
+        progress: Callable[[int], None],
+    ):
+        self._repository, self._report, self._since = repository, report, since
+        self._progress = progress
+        self._trees: dict[str, list[SnapshotName]] = defaultdict(list)
+        self._needed: set[str] = set()
+        self._objects: dict[str, Stored] = {}
+        self._bad: dict[str, tuple[Kind, str]] = {}
+
+    def run(
+        self, read_data: bool, sample: float | None, state: str | None, layout: bool
+    ) -> Iterator[Problem]:
+        yield from self._documents()
+        self._read_trees()
+        self._structure()
+        if read_data or sample is not None:
+            self._data(sample, state)
+        yield from self._problems()
+        if layout:
+            yield from self._layouts()
+
+    # -- documents
+
+    def _documents(self) -> Iterator[Problem]:
+        for stat in self._repository.backend.list("snapshots"):
+            name = parse_name(stat.name)
+            if name is None:
+                yield Problem("malformed", stat.name, "not the name of a snapshot")
+                continue
+            if stat.size == 0 or (self._since is not None and name.time < self._since):
+                continue
+            problem = self._document(name)
+            if problem:
+                yield problem
+
+    def _document(self, name: SnapshotName) -> Problem | None:
+        def read() -> Snapshot:
+            return read_snapshot(self._repository.backend.get(name.path), name)
+
+        needed = ((str(name), ""),)
+        try:
+            document = self._twice(name.path, read)
+        except ObjectNotFoundError:
+            return None
+        except (IntegrityError, FormatError, BackendError) as e:
+            return Problem(_kind(e), name.path, str(e), needed)
+        self._report.snapshots += 1
+        if document.namespace != name.namespace:
+            return Problem("malformed", name.path, f"says namespace {document.namespace!r}", needed)
+        self._trees[document.tree].append(name)
+        return None
+
+    def _twice(self, what: str, read: Callable[[], T]) -> T:
+        """``read()``, once more if it gave something damaged: a bad read is not a bad object."""
+        try:
+            return read()
+        except (IntegrityError, FormatError):
+            result = read()
+            self._report.unstable.append(what)
+            return result
+
+    def _read_trees(self) -> None:
+        for digest in self._trees:
+            self._needed.add(digest)
+            try:
+                tree = self._twice(digest, lambda d=digest: read_tree(self._repository.store, d))
+            except (CastoreError, OSError) as e:
+                self._bad[digest] = _kind(e), str(e)
+                continue
+            self._needed.update(tree.blobs())
+
+    # -- structure
+
+    def _structure(self) -> None:
+        for stat in self._repository.store.list():
+            digest = digest_of_name(stat.name)
+            if stat.name != object_name(digest):
+                self._bad.setdefault(stat.name, ("malformed", "not the name of an object"))
+                continue
+            self._objects[digest] = Stored(stat.size, stat.modified, stat.version, None)
+        wanted = self._objects if self._since is None else self._needed
+        self._headers([d for d in wanted if d in self._objects])
+        for digest in self._needed - self._objects.keys():
+            if self._repository.store.current_headers([digest])[digest] is None:
+                self._bad.setdefault(digest, ("missing", "a snapshot needs it and it is not there"))
+        self._report.objects = len(wanted)
+        for digest in wanted:
+            self._chain(digest)
+        if self._since is None:
+            alive = self._above(self._needed)
+            self._report.unreferenced = len(self._objects.keys() - alive)
+
+    def _headers(self, digests: Sequence[str]) -> None:
+        """Headers of ``digests`` and of all bases below them, each judged by itself."""
+        todo = list(digests)
+        seen = set(todo)
+        while todo:
+            found = self._repository.store.current_headers(todo)
+            below = []
+            for digest, header in found.items():
+                stored = self._objects[digest]
+                stored.header = header
+                if header is None:
+                    self._judge_header(digest)
+                elif header.frame_length != stored.size:
+                    detail = f"{stored.size} bytes stored, its header says {header.frame_length}"
+                    self._bad.setdefault(digest, ("corrupt", detail))
+                if header and header.base in self._objects and header.base not in seen:
+                    seen.add(header.base)
+                    below.append(header.base)
+            todo = below
+
+    def _judge_header(self, digest: str) -> None:
+        name = object_name(digest)
+        try:
+            header = self._twice(
+                name, lambda: parse_header(self._repository.backend.get(name, 0, 64), digest)
+            )
+            self._objects[digest].header = header
+        except ObjectNotFoundError:
+            if digest in self._needed:
+                self._bad.setdefault(digest, ("missing", "it vanished while the check ran"))
+        except (CastoreError, OSError) as e:
+            self._bad.setdefault(digest, (_kind(e), str(e)))
+
+    def _chain(self, digest: str) -> None:
+        """A delta's base must be there, of one length, and of less depth (so chains end)."""
+        stored = self._objects.get(digest)
+        header = stored.header if stored else None
+        if header is None or not header.base or digest in self._bad:
+            return
+        below = self._objects.get(header.base)
+        if below is None:
+            if self._repository.store.current_headers([header.base])[header.base] is None:
+                self._bad[header.base] = "missing", "it is the base of a stored delta"
+        elif below.header and (
+            below.header.content_length != header.content_length
+            or below.header.depth >= header.depth
+        ):
+            self._bad[digest] = "malformed", f"its base {header.base} has another length or no less depth"
+
+    def _above(self, roots: Iterable[str]) -> set[str]:
+        """``roots`` and every base below them."""
+        seen: set[str] = set()
+        todo = list(roots)
+        while todo:
+            digest = todo.pop()
+            if digest not in seen:
+                seen.add(digest)
+                stored = self._objects.get(digest)
+                if stored and stored.header and stored.header.base:
+                    todo.append(stored.header.base)
+        return seen
+
+    # -- data
+
+    def _data(self, sample: float | None, state: str | None) -> None:
+        pool = self._objects if self._since is None else self._above(self._needed)
+        chosen = sorted(d for d in pool if d in self._objects and d not in self._bad)
+        if sample is not None:
+            count = max(1, round(sample * len(chosen))) if chosen else 0
+            chosen = sorted(random.SystemRandom().sample(chosen, count))
+        with _State(state, self._repository.id) as done:
+            todo = [d for d in chosen if not done.has(d, self._objects[d].version)]
+
+            def sink(digest: str, content: Buffer, frame: bytes) -> None:
+                self._report.bytes_read += len(frame)
+                self._progress(len(frame))
+                done.add(digest, self._objects[digest].version)
+
+            local = self._repository.backend.kind == "local"
+            workers = 2 if local else min(8, self._repository.backend.parallel)
+            Walker(self._repository.store, todo, sink, self._trouble).run(self._forest(todo), workers)
+            done.finish()
+
+    def _trouble(self, digest: str, error: CastoreError) -> None:
+        try:
+            self._repository.store.read(digest)
+        except ObjectNotFoundError as e:
+            if digest in self._needed or digest in self._above(self._needed):
+                self._bad.setdefault(digest, ("missing", str(e)))
+        except (CastoreError, OSError) as e:
+            self._bad.setdefault(digest, (_kind(e), str(e)))
+        else:
+            self._report.unstable.append(digest)
+
+    def _forest(self, digests: Sequence[str]) -> list[list[str]]:
+        """Each chain's root followed by all that hangs on it, depth first."""
+        children: dict[str, list[str]] = defaultdict(list)
+        roots = []
+        chosen = set(digests)
+        for digest in digests:
+            header = self._objects[digest].header
+            if header and header.base in chosen:
+                children[header.base].append(digest)
+            else:
+                roots.append(digest)
+        groups = []
+        for root in roots:
+            group, todo = [], [root]
+            while todo:
+                at = todo.pop()
+                group.append(at)
+                todo += children.get(at, [])
+            groups.append(group)
+        return groups
+
+    # -- telling
+
+    def _problems(self) -> Iterator[Problem]:
+        if not self._bad:
+            return
+        needed = self._who_needs(set(self._bad))
+        for name, (kind, detail) in sorted(self._bad.items()):
+            yield Problem(kind, name, detail, tuple(needed.get(name, ())))
+
+    def _who_needs(self, bad: set[str]) -> dict[str, list[tuple[str, str]]]:
+        """For each bad object all snapshots and paths that need it, directly or as a base."""
+        result: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for digest, names in self._trees.items():
+            for b in self._above([digest]) & bad:
+                result[b] += [(str(n), "") for n in names]
+            if digest in bad:
+                continue
+            tree: Tree = read_tree(self._repository.store, digest)
+            for path, file in tree.files():
+                for b in self._above(file.blobs()) & bad:
+                    result[b] += [(str(n), path) for n in names]
+        return result
+
+    def _layouts(self) -> Iterator[Problem]:
+        for names in self._trees.values():
+            for name in names:
+                yield from self._layout(name)
+
+    def _layout(self, name: SnapshotName) -> Iterator[Problem]:
+        try:
+            driver = find_driver(self._repository.snapshot(name).driver)
+            for path, detail in driver.verify(self._repository, name):
+                yield Problem("layout", path, detail, ((str(name), path),))
+        except InvalidInputError as e:
+            yield Problem("layout", name.path, str(e), ((str(name), ""),))
+        except (IntegrityError, NotFoundError, FormatError) as e:
+            yield Problem("layout", name.path, f"could not be verified: {e}", ((str(name), ""),))
+
+
+def _kind(error: BaseException) -> Kind:
+    if isinstance(error, ObjectNotFoundError):
+        return "missing"
+    if isinstance(error, FormatError):
+        return "malformed"
+    return "corrupt" if isinstance(error, IntegrityError) else "unreadable"
+
+
+class _State:
+    """A text file of what was verified: repository id, then digest and version a line."""
+
+    _END = "complete"
+
+    def __init__(self, path: str | None, repository: str):
+        self._path, self._head = Path(path) if path else None, f"castore check {repository}"
+        self._done: set[str] = set()
+
+    def __enter__(self) -> _State:
+        if self._path is None:
+            return self
+        try:
+            lines = self._path.read_text().splitlines() if self._path.exists() else []
+        except (OSError, UnicodeDecodeError) as e:
+            raise InvalidInputError(f"{self._path} cannot be read as a state file: {e}") from e
+        if lines and lines[0] != self._head:
+            raise InvalidInputError(
+                f"{self._path} is not the state of a check of this repository: choose another file"
+            )
+        going_on = bool(lines) and lines[-1] != self._END
+        self._done = set(lines[1:]) if going_on else set()
+        self._file = self._path.open("a" if going_on else "w")
+        if not going_on:
+            self._file.write(self._head + "\n")
+        return self
+
+    def has(self, digest: str, version: str) -> bool:
+        return f"{digest} {version}" in self._done
+
+    def add(self, digest: str, version: str) -> None:
+        if self._path is not None:
+            self._file.write(f"{digest} {version}\n")
+
+    def finish(self) -> None:
+        """The run is complete: the next one begins anew."""
+        if self._path is not None:
+            self._file.write(self._END + "\n")
+
+    def __exit__(self, *_: object) -> None:
+        if self._path is not None:
+            self._file.close()
+
+
+def repair(
+    repository: Repository, other: Repository, *, progress: Callable[[int], None] = lambda _: None
+) -> list[str]:
+    """Replace frames whose own checksum fails, and put back missing ones, from another repository.
+
+    Only content whose digest was verified is written, in frames without a base. Gives the digests
+    replaced; what ``other`` cannot give stays as it is, for `check` to tell.
+    """
+    replaced = []
+    for digest in _damaged(repository, progress):
+        try:
+            content = other.store.read(digest)
+        except (NotFoundError, IntegrityError):
+            continue
+        repository.store.put_self_contained(digest, content)
+        replaced.append(digest)
+    return replaced
+
+
+def _damaged(repository: Repository, progress: Callable[[int], None]) -> list[str]:
+    found = [p.object for p in check(repository) if p.kind in ("missing", "corrupt")]
+    for stat in repository.store.list():
+        digest = digest_of_name(stat.name)
+        data = repository.store.frame(digest)
+        progress(len(data))
+        try:
+            check_frame(data, digest)
+        except IntegrityError:
+            found.append(digest)
+    return list(dict.fromkeys(found))
+

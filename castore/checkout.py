@@ -1,0 +1,269 @@
+"""Write a tree to a folder: verified blobs only, nothing outside the target, all or nothing.
+
+Everything is written into a fresh folder beside the target and then moved into place, so
+a failure leaves nothing half-written, and no link that waits in the target is ever followed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from castore import bases
+from castore.digest import Buffer
+from castore.errors import AlreadyExistsError, BackendError, CorruptObjectError, InvalidInputError
+from castore.objects import ObjectStore
+from castore.tree import File, Folder, Link, Tree
+from castore.walk import Walker
+
+_FLUSH = 128 << 20  # bytes written before what is there so far goes to the disk
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    path: str
+    at: int
+    offset: int
+    length: int
+
+
+def checkout(
+    store: ObjectStore, tree: Tree, target: str, *, force: bool, sha256: bool,
+    progress: Callable[[int], None],
+) -> None:
+    """Write ``tree`` into the folder ``target``, which is made if missing.
+
+    Raises
+    ------
+    AlreadyExistsError
+        An entry of the tree is there already and ``force`` is not set.
+    ObjectNotFoundError, CorruptObjectError
+        A blob is missing or damaged; nothing was written.
+    BackendError
+        The file system refused.
+    """
+    target = os.path.abspath(target)
+    _refuse_existing(tree, target, force)
+    parent, last = os.path.split(target)
+    staging = os.path.join(parent, f".castore-{secrets.token_hex(8)}.part")
+    try:
+        os.makedirs(parent, exist_ok=True)
+        os.mkdir(staging, 0o700)
+        _prepare(tree, staging)
+        _fill(store, tree, staging, progress)
+        _finish(tree, staging, sha256)
+        os.chmod(staging, 0o777 & ~_umask())
+        _move(tree, staging, target, force)
+    except OSError as e:
+        if isinstance(e, BackendError | AlreadyExistsError):
+            raise
+        raise BackendError(
+            f"checkout to {target} failed, nothing was left there: {e.strerror or e}"
+            f" ({e.filename or target})"
+        ) from e
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _refuse_existing(tree: Tree, target: str, force: bool) -> None:
+    if os.path.lexists(target) and not os.path.isdir(target):
+        raise AlreadyExistsError(f"{target} exists and is not a folder: choose another target")
+    if force or not os.path.isdir(target):
+        return
+    there = [
+        p for p, e in tree.entries.items()
+        if os.path.lexists(os.path.join(target, p))
+        and not (isinstance(e, Folder) and os.path.isdir(os.path.join(target, p)))
+    ]
+    if there:
+        raise AlreadyExistsError(
+            f"{target} already holds {len(there)} of the names to write, {there[0]!r} for one:"
+            " choose another target or pass --force to replace them"
+        )
+
+
+def _prepare(tree: Tree, root: str) -> None:
+    for path, entry in tree.entries.items():
+        full = os.path.join(root, path)
+        os.makedirs(full if isinstance(entry, Folder) else os.path.dirname(full), exist_ok=True)
+        if isinstance(entry, Link):
+            os.symlink(entry.target, full)
+        elif isinstance(entry, File):
+            fd = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                os.ftruncate(fd, entry.size)
+            finally:
+                os.close(fd)
+
+
+def _fill(store: ObjectStore, tree: Tree, root: str, progress: Callable[[int], None]) -> None:
+    places: dict[str, list[_Place]] = defaultdict(list)
+    for path, file in tree.files():
+        at = 0
+        for s in file.slices:
+            places[s.blob].append(_Place(path, at, s.offset, s.length))
+            at += s.length
+    with _Flusher(root) as flusher:
+
+        def sink(digest: str, content: Buffer, _: bytes) -> None:
+            view = memoryview(content)
+            for p in places[digest]:
+                if p.offset + p.length > len(view):
+                    raise CorruptObjectError(
+                        f"object {digest} has {len(view)} bytes, the tree wants"
+                        f" {p.offset + p.length} for {p.path!r}: the tree is damaged", name=digest,
+                    )
+                _write_at(os.path.join(root, p.path), p.at, view[p.offset : p.offset + p.length])
+                progress(p.length)
+                flusher.wrote(p.path, p.length)
+
+        workers = 2 if store.backend.kind == "local" else min(8, store.backend.parallel)
+        Walker(store, places.keys(), sink).run(lineages(tree), workers)
+
+
+def lineages(tree: Tree) -> list[list[str]]:
+    """The tree's blobs grouped so that a delta tends to follow its base: the n-th blobs of a series."""
+    groups: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for path, file in sorted(tree.files(), key=lambda f: bases.natural_key(f[0])):
+        series = bases.series_of(path)
+        for i, (blob, _) in enumerate(bases.blob_sequence(file)):
+            groups[series, i].append(blob)
+    return list(groups.values())
+
+
+class _Flusher:
+    """Sends what was written so far to the disk while the rest is decoded."""
+
+    def __init__(self, root: str):
+        self._root, self._dirty, self._bytes = root, set[str](), 0
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(1)
+        self._running: Future[None] | None = None
+
+    def wrote(self, path: str, n: int) -> None:
+        with self._lock:
+            self._dirty.add(path)
+            self._bytes += n
+            idle = self._running is None or self._running.done()
+            if self._bytes < _FLUSH or not idle:
+                return
+            batch, self._dirty, self._bytes = self._dirty, set(), 0
+            self._running = self._pool.submit(self._flush, batch)
+
+    def _flush(self, paths: set[str]) -> None:
+        for path in paths:
+            _fsync(os.path.join(self._root, path))
+
+    def __enter__(self) -> _Flusher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+        if self._running:
+            self._running.result()
+
+
+def _finish(tree: Tree, root: str, sha256: bool) -> None:
+    """Modes, then every file and folder durable; on request each file's SHA-256 once more."""
+    mask = _umask()
+    folders = {root}
+    for path, file in tree.files():
+        full = os.path.join(root, path)
+        if sha256:
+            _check_sha256(full, path, file)
+        os.chmod(full, (0o777 if file.executable else 0o666) & ~mask)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(_fsync, [os.path.join(root, p) for p, _ in tree.files()]))
+    for folder, _, _ in os.walk(root):
+        folders.add(folder)
+    for folder in folders:
+        _fsync(folder)
+
+
+def _check_sha256(full: str, path: str, file: File) -> None:
+    with open(full, "rb") as f:
+        actual = hashlib.file_digest(f, "sha256").hexdigest()
+    if actual != file.sha256:
+        raise CorruptObjectError(
+            f"{path!r}: SHA-256 {actual}, the tree says {file.sha256}: the tree is damaged",
+            name=path, expected=file.sha256, actual=actual,
+        )
+
+
+def _move(tree: Tree, staging: str, target: str, force: bool) -> None:
+    if not os.path.isdir(target) or not os.listdir(target):
+        os.rename(staging, target)
+        _fsync(os.path.dirname(target))
+        return
+    for path, entry in tree.entries.items():
+        folder = path if isinstance(entry, Folder) else os.path.dirname(path)
+        fd = _open_folder(target, folder)
+        try:
+            if not isinstance(entry, Folder):
+                name = os.path.basename(path)
+                if not force and _there(name, fd):
+                    raise AlreadyExistsError(f"{target}/{path} appeared meanwhile: not replaced")
+                os.replace(os.path.join(staging, path), name, dst_dir_fd=fd)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _open_folder(target: str, folder: str) -> int:
+    """A descriptor of ``target/folder``, made where missing; no link below the target is followed."""
+    fd = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
+    for part in folder.split("/") if folder else []:
+        try:
+            try:
+                os.mkdir(part, dir_fd=fd)
+            except FileExistsError:
+                pass
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+        except OSError as e:
+            raise InvalidInputError(
+                f"{target}/{folder}: {part!r} is there and is no folder (a link is not followed):"
+                " move it away or choose another target"
+            ) from e
+        finally:
+            os.close(fd)
+        fd = below
+    return fd
+
+
+def _there(name: str, fd: int) -> bool:
+    try:
+        os.lstat(name, dir_fd=fd)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _write_at(path: str, at: int, data: memoryview) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    try:
+        while data:
+            n = os.pwrite(fd, data, at)
+            data, at = data[n:], at + n
+    finally:
+        os.close(fd)
+
+
+def _fsync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,401 @@
+"""From sources to stored objects: read once, hash once, encode and put in parallel.
+
+The calling thread reads the files in order, each piece into a private buffer. From that buffer
+a worker takes BLAKE3, looks whether the blob is stored, encodes it; another thread takes the
+file's SHA-256; writers put batches of frames durably. Workers take blobs in the order they
+were read, so a blob may wait for an earlier one that is its base, never for a later one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from castore import bases
+from castore.cut import PIECE, cut
+from castore.digest import Buffer, digest_of
+from castore.encode import Base, Compression, encode
+from castore.errors import IntegrityError, NotFoundError
+from castore.frame import Header, parse_header
+from castore.objects import ObjectStore
+from castore.source import Source
+from castore.tree import File, Slice
+from castore.write import Budget, FrameWriter
+
+_IN_FLIGHT = 64 << 20  # bytes read and not yet encoded, or not yet hashed
+_HELD = 96 << 20  # bytes kept back because their SHA-256 may turn out to be known
+_RECENT = 64 << 20  # bytes of content kept as bases
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to write: ``max_chain`` bounds the deltas a read goes through."""
+
+    compression: Compression = "auto"
+    max_chain: int = 8
+    verify_hits: bool = False
+    workers: int = 2
+
+
+class Present:
+    """Which digests the repository held when the commit began.
+
+    One listing where that is cheaper than asking for each; local files are just asked for.
+    """
+
+    _GIVE_UP = 10_000
+
+    def __init__(self, store: ObjectStore):
+        self._store = store
+        self._listed: set[str] | None = None
+        if store.backend.kind != "local":
+            listed: set[str] = set()
+            for stat in store.list():
+                listed.add(stat.name.rpartition("/")[2])
+                if len(listed) > self._GIVE_UP:
+                    return
+            self._listed = listed
+
+    def __call__(self, digest: str, headers: dict[str, Header | None]) -> bool:
+        if self._listed is not None:
+            return digest in self._listed
+        return self._store.chain(digest, headers) is not None
+
+
+@dataclass(slots=True)
+class _Blob:
+    """A blob to be: the stretches of its source it is made of."""
+
+    file: _File
+    ranges: list[tuple[int, int]]
+    width: int
+    first_slice: int
+    base: str | _Blob | None = None
+    digest: Future[str] = field(default_factory=Future)
+    stored: Future[None] = field(default_factory=Future)
+
+    @property
+    def length(self) -> int:
+        return sum(b - a for a, b in self.ranges)
+
+    def reread(self) -> Buffer:
+        """The content once more from its source; the caller verifies the digest."""
+        with self.file.source.open() as reader:
+            return b"".join(reader.read(a, b) for a, b in self.ranges)
+
+
+@dataclass(slots=True)
+class _File:
+    path: str
+    source: Source
+    blobs: list[_Blob] = field(default_factory=list)
+    slices: list[tuple[_Blob, int, int]] = field(default_factory=list)
+    candidates: list[File] = field(default_factory=list)
+    held: list[Buffer] = field(default_factory=list)
+    holding: bool = False
+    sha: hashlib._Hash = field(default_factory=lambda: hashlib.sha256(usedforsecurity=False))
+    result: Future[File] = field(default_factory=Future)
+
+
+class Committer:
+    """Stores the sources of one commit.
+
+    Parameters
+    ----------
+    store : ObjectStore
+    options : Options
+    earlier : mapping of path to File
+        The newest snapshot's files: searched for bases and for known SHA-256.
+    hint : callable
+        Gives the base file the caller named for a path, or None.
+    progress : callable
+        Told the number of source bytes read, as they are read.
+    """
+
+    def __init__(
+        self, store: ObjectStore, options: Options, earlier: Mapping[str, File],
+        hint: Callable[[str], File | None], progress: Callable[[int], None],
+    ):
+        self._store, self._options, self._hint, self._progress = store, options, hint, progress
+        self._earlier = earlier
+        self._headers: dict[str, Header | None] = {}
+        self._present = Present(store)
+        self._mine: dict[str, _Blob] = {}
+        self._lock = threading.Lock()
+        self._recent: OrderedDict[str, Buffer] = OrderedDict()
+        self._recent_bytes = 0
+        self._read_budget, self._hash_budget = Budget(_IN_FLIGHT), Budget(_IN_FLIGHT)
+        self.writer = FrameWriter(store)
+        self._held = 0
+        self._known: dict[int, list[File]] = defaultdict(list)
+        for file in earlier.values():
+            self._known[file.size].append(file)
+        self._series: dict[str, list[str]] = defaultdict(list)
+        for path in earlier:
+            self._series[bases.series_of(path)].append(path)
+        self._done: dict[str, list[_File]] = defaultdict(list)
+        self._failure: BaseException | None = None
+
+    # -- the caller's thread
+
+    def store(self, sources: Mapping[str, Source]) -> dict[str, File]:
+        """Store all ``sources``; on return every object they need is present and durable."""
+        files: list[_File] = []
+        with self.writer, ThreadPoolExecutor(1) as self._hashing:
+            self._workers = ThreadPoolExecutor(self._options.workers)
+            try:
+                for path in sorted(sources, key=lambda p: (bases.series_of(p), bases.natural_key(p))):
+                    files.append(self._read(path, sources[path]))
+                    if self._failed:
+                        break
+                self._settle(files)
+            except BaseException as e:
+                self._fail(e)
+            finally:
+                self._workers.shutdown()
+        if self._failure:
+            raise self._failure
+        return {f.path: f.result.result() for f in files}
+
+    @property
+    def _failed(self) -> bool:
+        return self._failure is not None or self.writer.failure is not None
+
+    def _settle(self, files: list[_File]) -> None:
+        for f in files:
+            for b in f.blobs:
+                b.stored.result()
+            f.result.result()
+
+    def _read(self, path: str, source: Source) -> _File:
+        file = _File(path, source)
+        with source.open() as reader:
+            pieces = cut(path, source.size, reader.read)
+            self._plan(file, [(p.start, p.stop, p.width, p.small) for p in pieces])
+            self._choose_bases(file)
+            self._hold(file)
+            parts: dict[int, list[Buffer]] = defaultdict(list)
+            last_use = {id(b): i for i, (b, _, _) in enumerate(file.slices)}
+            for i, (blob, _, length) in enumerate(file.slices):
+                if self._failed:
+                    break
+                start = pieces[i].start
+                self._read_budget.take(length)
+                self._hash_budget.take(length)
+                content = reader.read(start, start + length)
+                self._progress(length)
+                self._hashing.submit(self._guarded, self._update, file, content)
+                parts[id(blob)].append(content)
+                if last_use[id(blob)] == i:
+                    whole = parts.pop(id(blob))
+                    content = whole[0] if len(whole) == 1 else b"".join(whole)
+                    self._workers.submit(self._guarded, self._work, blob, content)
+            reader.check()
+        self._hashing.submit(self._guarded, self._finish, file)
+        self._done[bases.series_of(path)].append(file)
+        return file
+
+    def _plan(self, file: _File, pieces: list[tuple[int, int, int, bool]]) -> None:
+        """Blobs and slices from pieces: small runs of one file share blobs of at most a piece."""
+        gathered: _Blob | None = None
+        for i, (start, stop, width, small) in enumerate(pieces):
+            if small and gathered and gathered.length + stop - start <= PIECE:
+                file.slices.append((gathered, gathered.length, stop - start))
+                gathered.ranges.append((start, stop))
+                continue
+            blob = _Blob(file, [(start, stop)], width, i)
+            file.blobs.append(blob)
+            file.slices.append((blob, 0, stop - start))
+            if small:
+                gathered = blob
+
+    def _choose_bases(self, file: _File) -> None:
+        if self._options.compression == "none":
+            return
+        series = bases.series_of(file.path)
+        mine = self._done[series]
+        earlier = self._hint(file.path) or self._earlier.get(file.path)
+        if earlier is None and mine:
+            self._line_up(file, [(b, b.length) for b in mine[-1].blobs])
+            return
+        if earlier is None:
+            near = bases.nearest_in_series(file.path, self._series[series])
+            earlier = self._earlier[near] if near else None
+        if earlier is not None:
+            self._line_up(file, bases.blob_sequence(earlier))
+
+    @staticmethod
+    def _line_up(file: _File, sequence: Sequence[tuple[str | _Blob, int]]) -> None:
+        found = bases.align([b.length for b in file.blobs], [n for _, n in sequence])
+        for blob, i in zip(file.blobs, found, strict=True):
+            if i is not None:
+                blob.base = sequence[i][0]
+
+    def _hold(self, file: _File) -> None:
+        """Put the file's SHA-256 off where a known file of its size may turn out to be equal."""
+        with self._lock:
+            file.candidates = [
+                k for k in self._known[file.source.size] if len(k.slices) == len(file.slices)
+            ]
+            room = self._held + file.source.size <= _HELD
+            file.holding = bool(file.candidates) and room and file.source.size > 0
+            if file.holding:
+                self._held += file.source.size
+
+    # -- the hashing thread
+
+    def _update(self, file: _File, content: Buffer) -> None:
+        try:
+            if file.holding and file.candidates:
+                file.held.append(content)
+            else:
+                self._flush(file)
+                file.sha.update(content)
+        finally:
+            self._hash_budget.give(len(content))
+
+    @staticmethod
+    def _flush(file: _File) -> None:
+        for content in file.held:
+            file.sha.update(content)
+        file.held.clear()
+
+    def _finish(self, file: _File) -> None:
+        slices = tuple(Slice(b.digest.result(), o, n) for b, o, n in file.slices)
+        known = next((k for k in file.candidates if k.slices == slices), None)
+        if known is None:
+            self._flush(file)
+        sha256 = known.sha256 if known and file.held else file.sha.hexdigest()
+        file.held.clear()
+        result = File(file.source.size, sha256, file.source.executable, slices)
+        with self._lock:
+            if file.holding:
+                self._held -= file.source.size
+            self._known[result.size].append(result)
+        file.result.set_result(result)
+
+    # -- workers
+
+    def _work(self, blob: _Blob, content: Buffer) -> None:
+        try:
+            digest = digest_of(content)
+            blob.digest.set_result(digest)
+            first = blob.first_slice
+            blob.file.candidates = [
+                k for k in blob.file.candidates if k.slices[first].blob == digest
+            ]
+            with self._lock:
+                twin = self._mine.setdefault(digest, blob)
+            if twin is not blob:
+                twin.stored.result()
+            elif not self._reuse(digest, content):
+                self._encode(blob, digest, content)
+            blob.stored.set_result(None)
+        finally:
+            self._read_budget.give(len(content))
+
+    def _reuse(self, digest: str, content: Buffer) -> bool:
+        if not self._present(digest, self._headers):
+            return False
+        if self._options.verify_hits:
+            try:
+                self._store.read(digest)
+            except (IntegrityError, NotFoundError):
+                self._store.put_self_contained(digest, content)
+                self._headers.pop(digest, None)
+        self.writer.found.add(digest)
+        return True
+
+    def _encode(self, blob: _Blob, digest: str, content: Buffer) -> None:
+        base = self._base_of(blob)
+        data = encode(content, blob.width, base, self._options.compression)
+        self._headers[digest] = parse_header(data, digest)
+        self._remember(digest, content)
+        self.writer.put(digest, data)
+
+    def _base_of(self, blob: _Blob) -> Base | None:
+        """The blob's base, or the root of that one's chain where the chain is long enough."""
+        at = blob.base
+        if at is None or self._options.compression == "none":
+            return None
+        if isinstance(at, _Blob):
+            at.stored.result()
+            at = at.digest.result()
+        chain = self._store.chain(at, self._headers)
+        if chain is None:
+            return None
+        before = self._headers[chain[0]]
+        proven = bool(before and before.base and before.payload_length < 0.75 * before.content_length)
+        if len(chain) > self._options.max_chain:
+            chain = chain[-1:]
+        header = self._headers[chain[0]]
+        if self._options.max_chain == 0 or header is None or header.content_length != blob.length:
+            return None
+        content = self._content(chain[0])
+        if content is None:
+            return None
+        return Base(chain[0], header.depth, header.width, content, proven)
+
+    def _content(self, digest: str) -> Buffer | None:
+        """Verified content of a base: kept, read again from its source, or out of the repository."""
+        with self._lock:
+            kept = self._recent.get(digest)
+            mine = self._mine.get(digest)
+        if kept is not None:
+            return kept
+        if mine is not None:
+            content = mine.reread()
+            return content if digest_of(content) == digest else None
+        try:
+            return self._store.read(digest)
+        except (IntegrityError, NotFoundError):
+            return None
+
+    def _remember(self, digest: str, content: Buffer) -> None:
+        with self._lock:
+            self._recent[digest] = content
+            self._recent_bytes += len(content)
+            while self._recent_bytes > _RECENT:
+                _, old = self._recent.popitem(last=False)
+                self._recent_bytes -= len(old)
+
+    # -- trouble
+
+    def _guarded(self, function: Callable[..., None], *args: object) -> None:
+        try:
+            if self._failure and function not in (self._work, self._update):
+                raise self._failure
+            function(*args)
+        except BaseException as e:
+            self._fail(e)
+            if args and isinstance(args[0], _Blob):
+                for future in (args[0].digest, args[0].stored):
+                    if not future.done():
+                        future.set_exception(e)
+            if args and isinstance(args[0], _File) and not args[0].result.done():
+                args[0].result.set_exception(e)
+
+    def _fail(self, e: BaseException) -> None:
+        if self._failure is None:
+            self._failure = e
+
+    # -- afterwards
+
+    def heal(self, digests: Iterable[str]) -> list[str]:
+        """Replace what is missing or has a broken chain by frames without a base, from the source.
+
+        Gives the digests whose content is not at hand.
+        """
+        missing = []
+        for digest in digests:
+            blob = self._mine.get(digest)
+            content = blob.reread() if blob else None
+            if blob is None or content is None or digest_of(content) != digest:
+                missing.append(digest)
+                continue
+            self._store.put_self_contained(digest, content, max(1, blob.width))
+        return missing

@@ -1,0 +1,44 @@
+"""Forget: take a snapshot off the list, in an order that a prune beside it cannot misread."""
+
+from __future__ import annotations
+
+from castore.backend import Backend, UnansweredError
+from castore.errors import AlreadyExistsError, ObjectNotFoundError, SnapshotNotFoundError
+from castore.snapshot import SnapshotName
+
+
+def forget(backend: Backend, name: SnapshotName) -> None:
+    """Create ``forgotten/...``, then delete the snapshot. A second forget restarts the clock.
+
+    Raises
+    ------
+    SnapshotNotFoundError
+        It is not listed.
+    """
+    try:
+        data = backend.get(name.path)
+    except ObjectNotFoundError:
+        raise SnapshotNotFoundError(f"{name} is not in {backend.url}") from None
+    while not _remember(backend, name, data):
+        continue
+    while True:
+        try:
+            backend.delete(name.path)
+            return
+        except UnansweredError:
+            continue
+
+
+def _remember(backend: Backend, name: SnapshotName, data: bytes) -> bool:
+    try:
+        backend.create(name.forgotten, data)
+        return True
+    except UnansweredError:
+        return False
+    except AlreadyExistsError:
+        pass
+    try:
+        backend.replace(name.forgotten, data, backend.stat(name.forgotten).version)
+        return True
+    except (AlreadyExistsError, ObjectNotFoundError, UnansweredError):
+        return False

@@ -1,0 +1,486 @@
+"""A repository: one URL that holds ``config.json``, ``objects/`` and ``snapshots/``.
+
+    with a folder of checkpoints in ./run:
+        repository = Repository.init("s3://bucket/store")
+        name = repository.commit(["run"], namespace="me")
+        repository.checkout(str(name), "copy-of-run")
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any
+
+from castore import checkout as checkout_
+from castore import document, forget
+from castore.backend import Backend
+from castore.backends import open_backend
+from castore.commit import Committer, Options
+from castore.digest import digest_of
+from castore.encode import encode
+from castore.errors import (
+    AlreadyExistsError,
+    BackendError,
+    FormatError,
+    InvalidInputError,
+    NotFoundError,
+    ObjectNotFoundError,
+    RepositoryNotFoundError,
+    SnapshotNotFoundError,
+)
+from castore.frame import MAX_CONTENT
+from castore.objects import ObjectStore
+from castore.publish import Patience, newest_name, publish_local, publish_remote
+from castore.snapshot import Snapshot, SnapshotName, check_namespace, parse_name
+from castore.source import DiskFile, Draft, MemoryFile, scan
+from castore.tree import Entry, File, Link, Tree, build_tree, check_target
+
+CONFIG = "config.json"
+LOCK_TIMEOUT = 600.0
+
+
+def _silent(_: int) -> None:
+    """No progress wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a commit did: the snapshot's name, source bytes, bytes newly stored."""
+
+    name: SnapshotName
+    snapshot: Snapshot
+    added: int
+
+
+class Repository:
+    """Snapshots of folders, every byte once. Make one with `init` or `open`.
+
+    Readers never lock or wait. Safe for many threads and processes at once; works after a fork.
+    """
+
+    def __init__(self, backend: Backend, id: str, patience: Patience = Patience()):
+        self.backend, self.id, self.patience = backend, id, patience
+        self.store = ObjectStore(backend)
+        self._probed: bool | None = None
+
+    def __repr__(self) -> str:
+        return f"Repository({self.backend.url!r})"
+
+    @property
+    def url(self) -> str:
+        return self.backend.url
+
+    # -- life
+
+    @staticmethod
+    def init(
+        url: str | PathLike[str], *, storage_options: dict[str, Any] | None = None,
+        shared: bool = False,
+    ) -> Repository:
+        """Make an empty repository.
+
+        Parameters
+        ----------
+        url : str or path
+            A local path, ``s3://bucket/prefix``, or any fsspec URL.
+        storage_options : dict, optional
+            Passed to the fsspec file system; never stored or shown.
+        shared : bool
+            Local: let the folder's group write (setgid, group-writable, whatever the umask).
+
+        Raises
+        ------
+        AlreadyExistsError
+            There is a repository, or something else, at this URL.
+        """
+        backend = open_backend(str(url), storage_options)
+        taken = next(iter(backend.list("", limit=1)), None) if _exists(backend) else None
+        if taken is not None:
+            what = "a repository" if _has_config(backend) else f"something else ({taken.name})"
+            raise AlreadyExistsError(f"{backend.url} already holds {what}: nothing was changed")
+        backend.prepare(shared=shared)
+        id = uuid.uuid4().hex
+        backend.create(CONFIG, document.encode("config", {"hash": "blake3-256", "id": id}))
+        return Repository(backend, id)
+
+    @staticmethod
+    def open(
+        url: str | PathLike[str], *, storage_options: dict[str, Any] | None = None
+    ) -> Repository:
+        """The repository at ``url``.
+
+        Raises
+        ------
+        RepositoryNotFoundError
+            The store says that there is none.
+        FormatError
+            It is of a newer format; nothing was touched.
+        BackendError
+            The store cannot be reached or refuses: never mistaken for "none".
+        """
+        backend = open_backend(str(url), storage_options)
+        try:
+            data = backend.get(CONFIG)
+        except ObjectNotFoundError:
+            raise _none(backend) from None
+        except BackendError as e:
+            if backend.kind == "local" and isinstance(e.__cause__, FileNotFoundError | NotADirectoryError):
+                raise _none(backend) from e
+            raise
+        where = f"{backend.url}/{CONFIG}"
+        body = document.decode(data, "config", ["hash", "id"], where)
+        if body["hash"] != "blake3-256" or not isinstance(body["id"], str):
+            raise FormatError(f"{where}: unknown hash {body['hash']!r}: upgrade castore")
+        return Repository(backend, body["id"])
+
+    # -- reading
+
+    def namespaces(self) -> list[str]:
+        """All namespaces that hold snapshots, sorted."""
+        return self.backend.folders("snapshots")
+
+    def snapshots(self, namespace: str | None = None, limit: int | None = None) -> Iterator[SnapshotName]:
+        """Names of snapshots, newest first within each namespace; no document is read."""
+        for ns in [check_namespace(namespace)] if namespace else self.namespaces():
+            found = 0
+            for stat in self.backend.list(f"snapshots/{ns}"):
+                name = parse_name(stat.name)
+                if name is not None and stat.size > 0:
+                    yield name
+                    found += 1
+                    if found == limit:
+                        break
+
+    def snapshot(self, name: SnapshotName | str) -> Snapshot:
+        """The document of a snapshot; a name is checked against its digest."""
+        found = self.resolve(name) if isinstance(name, str) else name
+        try:
+            data = self.backend.get(found.path)
+        except ObjectNotFoundError:
+            raise SnapshotNotFoundError(f"{found} is not in {self.url} (forgotten meanwhile?)") from None
+        return read_snapshot(data, found)
+
+    def resolve(self, text: str) -> SnapshotName:
+        """The snapshot that ``text`` names.
+
+        ``latest``, ``NAMESPACE@latest``, ``NAMESPACE@PREFIX`` or a unique prefix (4 characters
+        or more) of an id.
+
+        Raises
+        ------
+        SnapshotNotFoundError
+            None, or several, match.
+        """
+        namespace, at, rest = text.rpartition("@")
+        spaces = [check_namespace(namespace)] if at else self.namespaces()
+        if rest == "latest":
+            newest = [n for n in (newest_name(self.backend, s) for s in spaces) if n]
+            if not newest:
+                raise SnapshotNotFoundError(f"{self.url} holds no snapshot{f' of {namespace!r}' if at else ''}")
+            return max(newest, key=lambda n: (n.time, n))
+        if len(rest) < 4:
+            raise SnapshotNotFoundError(f"{text!r}: give 'latest' or at least 4 characters of an id")
+        found = [n for s in spaces for n in self.snapshots(s) if n.id.startswith(rest) or n.name == rest]
+        if len(found) != 1:
+            some = ", ".join(map(str, found[:5]))
+            raise SnapshotNotFoundError(
+                f"{text!r} names {len(found)} snapshots of {self.url}{': ' + some if some else ''}:"
+                " 'castore snapshots' lists them"
+            )
+        return found[0]
+
+    def tree(self, snapshot: SnapshotName | Snapshot | str) -> Tree:
+        """The tree of a snapshot (``SNAPSHOT`` or ``SNAPSHOT:PATH``), verified.
+
+        Raises
+        ------
+        SnapshotNotFoundError, ObjectNotFoundError, CorruptObjectError, FormatError
+        """
+        path = ""
+        if isinstance(snapshot, str):
+            snapshot, _, path = snapshot.partition(":")
+        document = snapshot if isinstance(snapshot, Snapshot) else self.snapshot(snapshot)
+        whole = read_tree(self.store, document.tree)
+        if not path:
+            return whole
+        part = whole.below(path.strip("/"))
+        if not part.entries:
+            raise NotFoundError(f"there is no {path!r} in {snapshot}: 'castore ls' lists its paths")
+        return part
+
+    def read(self, snapshot: SnapshotName | str, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Bytes ``[start, stop)`` of one file; only the blobs it touches are read, each verified."""
+        tree = self.tree(snapshot)
+        entry = tree.entries.get(path)
+        if not isinstance(entry, File):
+            raise NotFoundError(f"there is no file {path!r} in {snapshot}")
+        return b"".join(self.read_file(entry, start, stop))
+
+    def read_file(self, file: File, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """The bytes of a file of some tree, verified, slice by slice."""
+        stop = file.size if stop is None else min(stop, file.size)
+        at = 0
+        for s in file.slices:
+            a, b = max(start, at), min(stop, at + s.length)
+            if a < b:
+                content = memoryview(self.store.read(s.blob))
+                yield bytes(content[s.offset + a - at : s.offset + b - at])
+            at += s.length
+
+    def checkout(
+        self, snapshot: SnapshotName | str, target: str | PathLike[str], *, force: bool = False,
+        sha256: bool = False, progress: Callable[[int], None] = _silent,
+    ) -> Tree:
+        """Write a snapshot, or ``SNAPSHOT:PATH`` of it, into a folder; see `castore.checkout`."""
+        tree = self.tree(snapshot)
+        checkout_.checkout(
+            self.store, tree, str(target), force=force, sha256=sha256, progress=progress
+        )
+        return tree
+
+    # -- writing
+
+    def commit(
+        self, what: Draft | Sequence[str | PathLike[str]], *, namespace: str = "main",
+        labels: Mapping[str, str] | None = None, base: str | None = None,
+        options: Options = Options(), progress: Callable[[int], None] = _silent,
+    ) -> Commit:
+        """Store files and make a snapshot of them; durable on return, or nothing happened.
+
+        Parameters
+        ----------
+        what : Draft, or paths
+            One folder gives its content, several paths keep their last names.
+        namespace : str
+        labels : mapping, optional
+        base : str, optional
+            ``SNAPSHOT[:PATH]`` to delta-code against.
+        options : Options
+        progress : callable
+            Told source bytes as they are read.
+
+        Raises
+        ------
+        InvalidInputError
+            A name, label or kind of file that cannot be stored, or a file that changed meanwhile.
+        BackendError
+            The store or a source could not be read or written.
+        """
+        check_namespace(namespace)
+        draft = what if isinstance(what, Draft) else Draft(scan(what, self._local_root()))
+        draft = replace(draft, labels={**draft.labels, **(labels or {})}, base=base or draft.base)
+        self._precheck(draft, namespace)
+        self._probe()
+        with self.shared_lock():
+            return self._commit(draft, namespace, options, progress)
+
+    def _commit(
+        self, draft: Draft, namespace: str, options: Options, progress: Callable[[int], None]
+    ) -> Commit:
+        newest = newest_name(self.backend, namespace)
+        earlier = self._earlier(newest)
+        hint = _Hints(self, draft.base)
+        committer = Committer(self.store, options, earlier, hint, progress)
+        sources = {p: e for p, e in draft.entries.items() if isinstance(e, DiskFile | MemoryFile)}
+        files = committer.store(sources)
+        entries: dict[str, Entry] = {
+            p: files[p] if isinstance(e, DiskFile | MemoryFile) else e for p, e in draft.entries.items()
+        }
+        tree = build_tree(entries)
+        content = tree.encode()
+        if len(content) > MAX_CONTENT:
+            raise InvalidInputError(
+                f"the list of {len(entries)} files takes {len(content)} bytes, at most {MAX_CONTENT}:"
+                " commit in several snapshots"
+            )
+        digest = digest_of(content)
+        added = 0
+        data = encode(content, 1, None, "auto")
+        if self.store.create_many([(digest, data)])[0]:
+            added = len(data)
+        snapshot = Snapshot(
+            digest, int(self.backend.now() * 1_000_000), namespace, draft.driver, draft.key,
+            draft.labels, draft.facts, draft.parents, len(files), tree.size,
+        )
+        self.backend.sync([f"objects/{d[:2]}/{d}" for d in committer.writer.found])
+
+        def heal(broken: Sequence[str]) -> list[str]:
+            if digest in broken:
+                self.store.put_self_contained(digest, content)
+            return committer.heal(d for d in broken if d != digest)
+
+        name = self.publish(snapshot, [digest, *tree.blobs()], heal)
+        return Commit(name, snapshot, committer.writer.added + added)
+
+    def publish(
+        self, snapshot: Snapshot, need: Sequence[str], heal: Callable[[Sequence[str]], list[str]]
+    ) -> SnapshotName:
+        """Make a document visible once all it needs is verified; the shared lock is held (local).
+
+        ``heal`` is given digests that are broken, and gives back those it could not mend.
+        """
+        data, ns, key = snapshot.encode(), snapshot.namespace, snapshot.key
+        if self.backend.kind == "local":
+            return publish_local(self.store, data, ns, key, need, heal)
+        return publish_remote(self.store, data, ns, key, need, heal, self.patience)
+
+    def _precheck(self, draft: Draft, namespace: str) -> None:
+        """Refuse what the snapshot or tree would refuse before anything is read or stored."""
+        stand_in = File(0, "0" * 64)
+        build_tree({
+            p: e if not isinstance(e, DiskFile | MemoryFile) else stand_in
+            for p, e in draft.entries.items()
+        })
+        for p, e in draft.entries.items():
+            if isinstance(e, Link):
+                try:
+                    check_target(e.target, repr(p))
+                except FormatError as error:
+                    raise InvalidInputError(str(error)) from error
+        Snapshot(
+            "0" * 64, 0, namespace, draft.driver, draft.key, draft.labels, draft.facts, draft.parents
+        ).encode()
+
+    def _earlier(self, newest: SnapshotName | None) -> dict[str, File]:
+        """The newest snapshot's files; one that cannot be read gives no bases, not a failed commit."""
+        if newest is None:
+            return {}
+        try:
+            return dict(self.tree(newest).files())
+        except (NotFoundError, FormatError) as _:
+            return {}
+        except BackendError:
+            raise
+        except Exception as e:
+            if getattr(e, "exit_code", 0) == 11:
+                return {}
+            raise
+
+    def forget(self, snapshot: SnapshotName | str) -> SnapshotName:
+        """Take a snapshot off the list; its objects stay for the grace period at least."""
+        name = self.resolve(snapshot) if isinstance(snapshot, str) else snapshot
+        forget.forget(self.backend, name)
+        return name
+
+    def forgotten(self) -> Iterator[SnapshotName]:
+        """What `unforget` can bring back."""
+        for stat in self.backend.list("forgotten"):
+            name = parse_name(stat.name)
+            if name is not None:
+                yield name
+
+    def unforget(self, snapshot: SnapshotName | str) -> SnapshotName:
+        """Commit a forgotten snapshot's document again, under a fresh name.
+
+        Raises
+        ------
+        SnapshotNotFoundError
+            It is not among the forgotten.
+        ObjectNotFoundError
+            Something it needs is gone: nothing was committed.
+        """
+        name = snapshot if isinstance(snapshot, SnapshotName) else self._resolve_forgotten(snapshot)
+        self._probe()
+        with self.shared_lock():
+            try:
+                document = read_snapshot(self.backend.get(name.forgotten), name)
+            except ObjectNotFoundError:
+                raise SnapshotNotFoundError(f"{name} is not among the forgotten of {self.url}") from None
+            tree = read_tree(self.store, document.tree)
+            fresh = self.publish(document, [document.tree, *tree.blobs()], list)
+            self.backend.delete(name.forgotten)
+        return fresh
+
+    def _resolve_forgotten(self, text: str) -> SnapshotName:
+        namespace, at, rest = text.rpartition("@")
+        found = [
+            n for n in self.forgotten()
+            if n.id.startswith(rest) and len(rest) >= 4 and (not at or n.namespace == namespace)
+        ]
+        if len(found) != 1:
+            raise SnapshotNotFoundError(f"{text!r} names {len(found)} forgotten snapshots of {self.url}")
+        return found[0]
+
+    # -- within
+
+    def shared_lock(self) -> AbstractContextManager[None]:
+        """What a local writer holds from before its first look-up until its snapshot is durable."""
+        if self.backend.kind == "local":
+            return self.backend.lock(exclusive=False, timeout=LOCK_TIMEOUT)
+        return nullcontext()
+
+    @property
+    def many_writers(self) -> bool:
+        """Whether the store honours conditions, so that several may write and prune at once."""
+        return self._probe()
+
+    def _probe(self) -> bool:
+        if self._probed is None:
+            self._probed = self.backend.kind == "local" or self.backend.probe()
+        return self._probed
+
+    def _local_root(self) -> str | None:
+        return self.url if self.backend.kind == "local" else None
+
+
+class _Hints:
+    """The base file the caller named for a path, looked up once."""
+
+    def __init__(self, repository: Repository, base: str | Mapping[str, str] | None):
+        self._repository, self._base = repository, base
+        self._trees: dict[str, Tree] = {}
+
+    def __call__(self, path: str) -> File | None:
+        text = self._base if isinstance(self._base, str | None) else self._base.get(path)
+        if text is None:
+            return None
+        snapshot, _, at = text.partition(":")
+        if snapshot not in self._trees:
+            self._trees[snapshot] = self._repository.tree(snapshot)
+        entries = self._trees[snapshot].entries
+        found = entries.get(f"{at}/{path}" if at else path) or entries.get(at)
+        if found is None and at and not any(p.startswith(at.rstrip("/") + "/") for p in entries):
+            raise InvalidInputError(f"base {text!r}: there is no {at!r} in that snapshot")
+        return found if isinstance(found, File) else None
+
+
+def read_snapshot(data: bytes, name: SnapshotName) -> Snapshot:
+    """A snapshot's document, checked against the digest in its name."""
+    if digest_of(data)[:16] != name.id:
+        from castore.errors import CorruptObjectError
+
+        raise CorruptObjectError(
+            f"snapshot {name}: its bytes have the digest {digest_of(data)[:16]}: the document is"
+            " damaged", name=name.path, expected=name.id, actual=digest_of(data)[:16],
+        )
+    return Snapshot.decode(data, f"snapshot {name}")
+
+
+def read_tree(store: ObjectStore, digest: str) -> Tree:
+    """A tree by digest, verified."""
+    return Tree.decode(bytes(store.read(digest)), f"tree {digest}")
+
+
+def _exists(backend: Backend) -> bool:
+    import os
+
+    return backend.kind != "local" or os.path.isdir(backend.url)
+
+
+def _has_config(backend: Backend) -> bool:
+    try:
+        backend.get(CONFIG)
+    except ObjectNotFoundError:
+        return False
+    return True
+
+
+def _none(backend: Backend) -> RepositoryNotFoundError:
+    return RepositoryNotFoundError(
+        f"there is no castore repository at {backend.url}: check the URL, or make one with"
+        f" 'castore init -r {backend.url}'"
+    )

@@ -1,0 +1,207 @@
+"""A tree: what a folder holds. Pure data, no I/O.
+
+A file is the concatenation of slices of blobs, and nothing else is recorded of how it was cut.
+Owner, times, extended attributes and hard links are not kept.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from castore import document
+from castore.digest import is_digest
+from castore.errors import FormatError, InvalidInputError
+
+MAX_PATH, MAX_ELEMENT = 4096, 255
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """``length`` bytes of ``blob`` from ``offset``; lengths are positive."""
+
+    blob: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """``size`` in bytes, ``sha256`` of the whole file in hex, its ``slices`` in order."""
+
+    size: int
+    sha256: str
+    executable: bool = False
+    slices: tuple[Slice, ...] = ()
+
+    def blobs(self) -> list[str]:
+        """The digests it needs, in the order of their first use."""
+        return list(dict.fromkeys(s.blob for s in self.slices))
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link, kept as its text; never followed."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """An empty folder; others follow from the paths."""
+
+
+Entry: TypeAlias = File | Link | Folder
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Sorted map from relative path to entry."""
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+
+    def files(self) -> Iterator[tuple[str, File]]:
+        return ((p, e) for p, e in self.entries.items() if isinstance(e, File))
+
+    def blobs(self) -> list[str]:
+        """Every digest the tree needs, each once."""
+        return list(dict.fromkeys(b for _, f in self.files() for b in f.blobs()))
+
+    @property
+    def size(self) -> int:
+        """Logical bytes of all files."""
+        return sum(f.size for _, f in self.files())
+
+    def below(self, path: str) -> Tree:
+        """The part at or under ``path``; a file or link is found under its last name."""
+        if path in self.entries:
+            return Tree({path.rpartition("/")[2]: self.entries[path]})
+        head = path + "/"
+        return Tree({p[len(head) :]: e for p, e in self.entries.items() if p.startswith(head)})
+
+    def encode(self) -> bytes:
+        return document.encode("tree", {"entries": {p: _pack(e) for p, e in self.entries.items()}})
+
+    @staticmethod
+    def decode(data: bytes, where: str = "tree") -> Tree:
+        """The tree in ``data``; `FormatError` for anything that `build_tree` would refuse."""
+        body = document.decode(data, "tree", ["entries"], where)
+        entries = document.parsed(
+            lambda: {p: _unpack(e, f"{where}: {p!r}") for p, e in body["entries"].items()}, where
+        )
+        try:
+            return build_tree(entries)
+        except InvalidInputError as e:
+            raise FormatError(f"{where}: {e}") from e
+
+
+def build_tree(entries: Mapping[str, Entry]) -> Tree:
+    """A tree of ``entries``, sorted, after all their names were checked (`InvalidInputError`)."""
+    folded: dict[str, str] = {}
+    for path in entries:
+        check_path(path)
+        parts = path.split("/")
+        for i in range(1, len(parts) + 1):
+            here = "/".join(parts[:i])
+            other = folded.setdefault(_fold(here), here)
+            if other != here:
+                raise InvalidInputError(
+                    f"{here!r} and {other!r} are one name on file systems that ignore case or"
+                    " normalise Unicode: rename one"
+                )
+            if i < len(parts) and here in entries:
+                raise InvalidInputError(f"{here!r} is both an entry and the folder of {path!r}")
+    return Tree({p: entries[p] for p in sorted(entries)})
+
+
+def check_path(path: str) -> str:
+    """``path`` if a tree may hold it, else `InvalidInputError` that shows it."""
+
+    def bad(why: str) -> InvalidInputError:
+        return InvalidInputError(f"the name {path[:300]!r} cannot be stored: {why}")
+
+    try:
+        raw = path.encode()
+    except UnicodeEncodeError:
+        raise bad("it is not valid Unicode") from None
+    if not path or path.startswith("/"):
+        raise bad("a path in a tree is relative and not empty")
+    if len(raw) > MAX_PATH:
+        raise bad(f"{len(raw)} bytes, at most {MAX_PATH}")
+    for part in path.split("/"):
+        if part in ("", ".", ".."):
+            raise bad("it has an empty, '.' or '..' element")
+        if len(part.encode()) > MAX_ELEMENT:
+            raise bad(f"an element has over {MAX_ELEMENT} bytes")
+        if "\\" in part or any(unicodedata.category(c) == "Cc" for c in part):
+            raise bad("it has a control character or a backslash")
+    return path
+
+
+def _fold(path: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+
+
+def _pack(entry: Entry) -> dict[str, Any]:
+    if isinstance(entry, Folder):
+        return {"type": "folder"}
+    if isinstance(entry, Link):
+        return {"type": "link", "target": entry.target}
+    blobs = entry.blobs()
+    index = {b: i for i, b in enumerate(blobs)}
+    return {
+        "type": "file",
+        "size": entry.size,
+        "sha256": entry.sha256,
+        "executable": entry.executable,
+        "blobs": blobs,
+        "slices": [[index[s.blob], s.offset, s.length] for s in entry.slices],
+    }
+
+
+def _unpack(packed: dict[str, Any], where: str) -> Entry:
+    kinds = {
+        "folder": {"type"},
+        "link": {"type", "target"},
+        "file": {"type", "size", "sha256", "executable", "blobs", "slices"},
+    }
+    kind = packed["type"]
+    if packed.keys() != kinds.get(kind):
+        raise FormatError(f"{where}: unknown type of entry or wrong keys")
+    if kind == "folder":
+        return Folder()
+    if kind == "link":
+        return Link(check_target(packed["target"], where))
+    blobs = packed["blobs"]
+    if not all(is_digest(b) for b in blobs):
+        raise FormatError(f"{where}: a blob is not named by a digest")
+    slices = tuple(
+        Slice(blobs[_count(i)], _count(o), _count(n, 1)) for i, o, n in packed["slices"]
+    )
+    file = File(_count(packed["size"]), packed["sha256"], packed["executable"] is True, slices)
+    if not _SHA256.fullmatch(file.sha256) or type(packed["executable"]) is not bool:
+        raise FormatError(f"{where}: malformed sha256 or executable")
+    if sum(s.length for s in slices) != file.size or file.blobs() != blobs:
+        raise FormatError(f"{where}: the slices do not add up to the file")
+    return file
+
+
+def check_target(target: str, where: str) -> str:
+    """The text of a link if it can be stored."""
+    if not isinstance(target, str) or not target or "\0" in target or len(target) > MAX_PATH:
+        raise FormatError(f"{where}: a link's target is empty, too long or holds a NUL")
+    try:
+        target.encode()
+    except UnicodeEncodeError:
+        raise FormatError(f"{where}: a link's target is not valid Unicode") from None
+    return target
+
+
+def _count(value: Any, least: int = 0) -> int:
+    if type(value) is not int or not least <= value < 1 << 62:
+        raise ValueError(f"{value!r} is not a count")
+    return value
