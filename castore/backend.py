@@ -13,6 +13,7 @@ after ``fork`` and in spawned processes; a backend pickles without secrets.
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -85,10 +86,10 @@ class Backend(Protocol):
         """
 
     def sync(self, names: Iterable[str]) -> None:
-        """Make the folder entries of names that were found present durable (local; else nothing)."""
+        """Make the folder entries of names found present durable (local; else nothing)."""
 
     def replace(self, name: str, data: Buffer, if_version: str) -> str:
-        """Compare and swap: store ``data`` if the version is ``if_version`` (`MISSING`: if absent).
+        """Compare and swap: store ``data`` if the version is ``if_version``, or if absent for `MISSING`.
 
         Gives the new version. `AlreadyExistsError` when another version is there;
         `UnansweredError` as for `create`.
@@ -97,14 +98,16 @@ class Backend(Protocol):
     def stat(self, name: str) -> Stat:
         """Size, time and version, never from a cache."""
 
-    def list(self, prefix: str, after: str | None = None, limit: int | None = None) -> Iterator[Stat]:
+    def list(
+        self, prefix: str, after: str | None = None, limit: int | None = None
+    ) -> Iterator[Stat]:
         """Every name under the folder ``prefix`` (recursive), sorted as text, in pages.
 
         ``after`` skips names up to and including it; ``limit=1`` is one request of one key.
         A missing folder is empty. A name that vanishes meanwhile may be missing or listed.
         """
 
-    def folders(self, prefix: str) -> list[str]:
+    def folders(self, prefix: str) -> builtins.list[str]:
         """The names directly under ``prefix`` that have names below them, sorted."""
 
     def delete(self, name: str, expires: float | None = None) -> None:
@@ -114,7 +117,9 @@ class Backend(Protocol):
         `UnansweredError` when no answer came.
         """
 
-    def delete_many(self, names: Sequence[str], expires: float | None = None) -> list[BaseException | None]:
+    def delete_many(
+        self, names: Sequence[str], expires: float | None = None
+    ) -> builtins.list[BaseException | None]:
         """`delete` for many, each with its own outcome. Durable on return."""
 
     def now(self) -> float:

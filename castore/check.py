@@ -6,9 +6,11 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from castore.checkout import workers
 from castore.digest import Buffer
 from castore.driver import find_driver
 from castore.errors import (
@@ -54,9 +56,15 @@ class CheckReport:
 
 
 def check(
-    repository: Repository, *, read_data: bool = False, sample: float | None = None,
-    since: int | None = None, state: str | None = None, layout: bool = False,
-    progress: Callable[[int], None] = lambda _: None, report: CheckReport | None = None,
+    repository: Repository,
+    *,
+    read_data: bool = False,
+    sample: float | None = None,
+    since: int | None = None,
+    state: str | None = None,
+    layout: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
+    report: CheckReport | None = None,
 ) -> Iterator[Problem]:
     """Look at documents, trees, names, headers and chains; on request at every stored byte.
 
@@ -91,7 +99,10 @@ def check(
 
 class _Check:
     def __init__(
-        self, repository: Repository, report: CheckReport, since: int | None,
+        self,
+        repository: Repository,
+        report: CheckReport,
+        since: int | None,
         progress: Callable[[int], None],
     ):
         self._repository, self._report, self._since = repository, report, since
@@ -157,7 +168,7 @@ class _Check:
         for digest in self._trees:
             self._needed.add(digest)
             try:
-                tree = self._twice(digest, lambda d=digest: read_tree(self._repository.store, d))
+                tree = self._twice(digest, partial(read_tree, self._repository.store, digest))
             except (CastoreError, OSError) as e:
                 self._bad[digest] = _kind(e), str(e)
                 continue
@@ -231,7 +242,10 @@ class _Check:
             below.header.content_length != header.content_length
             or below.header.depth >= header.depth
         ):
-            self._bad[digest] = "malformed", f"its base {header.base} has another length or no less depth"
+            self._bad[digest] = (
+                "malformed",
+                f"its base {header.base} has another length or no less depth",
+            )
 
     def _above(self, roots: Iterable[str]) -> set[str]:
         """``roots`` and every base below them."""
@@ -262,10 +276,14 @@ class _Check:
                 self._progress(len(frame))
                 done.add(digest, self._objects[digest].version)
 
-            local = self._repository.backend.kind == "local"
-            workers = 2 if local else min(8, self._repository.backend.parallel)
-            Walker(self._repository.store, todo, sink, self._trouble).run(self._forest(todo), workers)
+            Walker(self._repository.store, todo, sink, self._trouble).run(
+                self._forest(todo), workers(self._repository.backend), self._length
+            )
             done.finish()
+
+    def _length(self, digest: str) -> int:
+        header = self._objects[digest].header
+        return header.content_length if header else 0
 
     def _trouble(self, digest: str, error: CastoreError) -> None:
         try:
@@ -420,4 +438,3 @@ def _damaged(repository: Repository, progress: Callable[[int], None]) -> list[st
         except IntegrityError:
             found.append(digest)
     return list(dict.fromkeys(found))
-

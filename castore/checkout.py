@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from castore import bases
+from castore.backend import Backend
 from castore.digest import Buffer
 from castore.errors import AlreadyExistsError, BackendError, CorruptObjectError, InvalidInputError
 from castore.objects import ObjectStore
@@ -35,7 +36,12 @@ class _Place:
 
 
 def checkout(
-    store: ObjectStore, tree: Tree, target: str, *, force: bool, sha256: bool,
+    store: ObjectStore,
+    tree: Tree,
+    target: str,
+    *,
+    force: bool,
+    sha256: bool,
     progress: Callable[[int], None],
 ) -> None:
     """Write ``tree`` into the folder ``target``, which is made if missing.
@@ -78,7 +84,8 @@ def _refuse_existing(tree: Tree, target: str, force: bool) -> None:
     if force or not os.path.isdir(target):
         return
     there = [
-        p for p, e in tree.entries.items()
+        p
+        for p, e in tree.entries.items()
         if os.path.lexists(os.path.join(target, p))
         and not (isinstance(e, Folder) and os.path.isdir(os.path.join(target, p)))
     ]
@@ -118,14 +125,22 @@ def _fill(store: ObjectStore, tree: Tree, root: str, progress: Callable[[int], N
                 if p.offset + p.length > len(view):
                     raise CorruptObjectError(
                         f"object {digest} has {len(view)} bytes, the tree wants"
-                        f" {p.offset + p.length} for {p.path!r}: the tree is damaged", name=digest,
+                        f" {p.offset + p.length} for {p.path!r}: the tree is damaged",
+                        name=digest,
                     )
                 _write_at(os.path.join(root, p.path), p.at, view[p.offset : p.offset + p.length])
                 progress(p.length)
                 flusher.wrote(p.path, p.length)
 
-        workers = 2 if store.backend.kind == "local" else min(8, store.backend.parallel)
-        Walker(store, places.keys(), sink).run(lineages(tree), workers)
+        lengths = tree.blob_lengths()
+        Walker(store, places.keys(), sink).run(
+            lineages(tree), workers(store.backend), lengths.__getitem__
+        )
+
+
+def workers(backend: Backend) -> int:
+    """Threads that read objects: two cores decode; elsewhere more, to wait for answers at once."""
+    return 2 if backend.kind == "local" else backend.parallel
 
 
 def lineages(tree: Tree) -> list[list[str]]:
@@ -193,7 +208,9 @@ def _check_sha256(full: str, path: str, file: File) -> None:
     if actual != file.sha256:
         raise CorruptObjectError(
             f"{path!r}: SHA-256 {actual}, the tree says {file.sha256}: the tree is damaged",
-            name=path, expected=file.sha256, actual=actual,
+            name=path,
+            expected=file.sha256,
+            actual=actual,
         )
 
 

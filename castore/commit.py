@@ -117,8 +117,12 @@ class Committer:
     """
 
     def __init__(
-        self, store: ObjectStore, options: Options, earlier: Mapping[str, File],
-        hint: Callable[[str], File | None], progress: Callable[[int], None],
+        self,
+        store: ObjectStore,
+        options: Options,
+        earlier: Mapping[str, File],
+        hint: Callable[[str], File | None],
+        progress: Callable[[int], None],
     ):
         self._store, self._options, self._hint, self._progress = store, options, hint, progress
         self._earlier = earlier
@@ -148,7 +152,9 @@ class Committer:
         with self.writer, ThreadPoolExecutor(1) as self._hashing:
             self._workers = ThreadPoolExecutor(self._options.workers)
             try:
-                for path in sorted(sources, key=lambda p: (bases.series_of(p), bases.natural_key(p))):
+                for path in sorted(
+                    sources, key=lambda p: (bases.series_of(p), bases.natural_key(p))
+                ):
                     files.append(self._read(path, sources[path]))
                     if self._failed:
                         break
@@ -192,8 +198,8 @@ class Committer:
                 parts[id(blob)].append(content)
                 if last_use[id(blob)] == i:
                     whole = parts.pop(id(blob))
-                    content = whole[0] if len(whole) == 1 else b"".join(whole)
-                    self._workers.submit(self._guarded, self._work, blob, content)
+                    joined = whole[0] if len(whole) == 1 else b"".join(whole)
+                    self._workers.submit(self._guarded, self._work, blob, joined)
             reader.check()
         self._hashing.submit(self._guarded, self._finish, file)
         self._done[bases.series_of(path)].append(file)
@@ -329,7 +335,9 @@ class Committer:
         if chain is None:
             return None
         before = self._headers[chain[0]]
-        proven = bool(before and before.base and before.payload_length < 0.75 * before.content_length)
+        proven = bool(
+            before and before.base and before.payload_length < 0.75 * before.content_length
+        )
         if len(chain) > self._options.max_chain:
             chain = chain[-1:]
         header = self._headers[chain[0]]

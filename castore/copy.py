@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from castore.checkout import lineages
+from castore.checkout import lineages, workers
 from castore.digest import Buffer
 from castore.encode import encode
 from castore.errors import IntegrityError, InvalidInputError, NotFoundError
@@ -35,8 +35,12 @@ class CopyReport:
 
 
 def copy(
-    source: Repository, target: Repository, *, namespaces: Sequence[str] | None = None,
-    labels: Mapping[str, str] | None = None, since: int | None = None,
+    source: Repository,
+    target: Repository,
+    *,
+    namespaces: Sequence[str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    since: int | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> CopyReport:
     """Copy snapshots, oldest first, under the same namespaces; their documents stay as they are.
@@ -90,7 +94,10 @@ def _windows(snapshots: Iterable[Snapshot]) -> Iterator[list[Snapshot]]:
 
 
 def _copy_window(
-    source: Repository, target: Repository, window: Sequence[Snapshot], report: CopyReport,
+    source: Repository,
+    target: Repository,
+    window: Sequence[Snapshot],
+    report: CopyReport,
     progress: Callable[[int], None],
 ) -> None:
     with target.shared_lock():
@@ -101,8 +108,10 @@ def _copy_window(
         with FrameWriter(target.store) as sender.writer:
             groups = [*lineages(_union(trees.values())), list(trees)]
             lacking = [d for d in need if present[d] is None]
-            workers = 2 if source.backend.kind == "local" else min(8, source.backend.parallel)
-            Walker(source.store, lacking, sender.send).run(groups, workers)
+            lengths = _union(trees.values()).blob_lengths()
+            Walker(source.store, lacking, sender.send).run(
+                groups, workers(source.backend), lambda d: lengths.get(d, 0)
+            )
         report.objects += sender.writer.objects
         report.bytes += sender.writer.added
         target.backend.sync([f"objects/{d[:2]}/{d}" for d in need])
@@ -142,7 +151,9 @@ class _Sender:
         base = self._headers.get(header.base)
         if chain is None or base is None:
             return False
-        return base.depth < header.depth <= MAX_DEPTH and base.content_length == header.content_length
+        return (
+            base.depth < header.depth <= MAX_DEPTH and base.content_length == header.content_length
+        )
 
 
 def _heal(source: Repository, target: Repository, broken: Sequence[str]) -> list[str]:

@@ -76,7 +76,14 @@ def _xxh(data: Buffer) -> bytes:
 def _pack_header(h: Header) -> bytes:
     base = bytes.fromhex(h.base) if h.base else _NO_BASE
     head = _FIELDS.pack(
-        _MAGIC, _VERSION, h.codec, h.width, h.depth, h.content_length, h.payload_length, base,
+        _MAGIC,
+        _VERSION,
+        h.codec,
+        h.width,
+        h.depth,
+        h.content_length,
+        h.payload_length,
+        base,
         h.payload_checksum,
     )
     return head + _xxh(head)
@@ -114,14 +121,20 @@ def parse_header(data: Buffer, name: str = "") -> Header:
         raise bad(f"codec {codec}, width {width}, content length {content}")
     if payload > content + 1024 or (codec == RAW and payload != content):
         raise bad(f"payload of {payload} bytes for {content} of content")
-    if (codec == DELTA) != (base != _NO_BASE) or (codec == DELTA) != (depth > 0) or depth > MAX_DEPTH:
+    if (
+        (codec == DELTA) != (base != _NO_BASE)
+        or (codec == DELTA) != (depth > 0)
+        or depth > MAX_DEPTH
+    ):
         raise bad(f"codec {CODECS[codec]} with depth {depth} and base {base.hex()[:8]}")
     return Header(
         codec, width, depth, content, payload, base.hex() if codec == DELTA else "", checksum
     )
 
 
-def _frame(codec: int, width: int, content_length: int, payload: Buffer, base: str, depth: int) -> list[Buffer]:
+def _frame(
+    codec: int, width: int, content_length: int, payload: Buffer, base: str, depth: int
+) -> list[Buffer]:
     h = Header(codec, width, depth, content_length, len(payload), base, _xxh(payload))
     return [_pack_header(h), payload]
 
@@ -141,7 +154,9 @@ def encode_packed(content: Buffer, width: int) -> bytes:
     return b"".join(_frame(PACKED, w, len(content), payload, "", 0))
 
 
-def encode_delta(content: Buffer, base: Buffer, base_digest: str, base_depth: int, width: int) -> bytes:
+def encode_delta(
+    content: Buffer, base: Buffer, base_digest: str, base_depth: int, width: int
+) -> bytes:
     """A frame that holds ``content`` as a difference to ``base``, both of one length."""
     payload = compress(difference(content, base, width), width)
     return b"".join(_frame(DELTA, width, len(content), payload, base_digest, base_depth + 1))
@@ -153,13 +168,17 @@ def check_frame(frame: Buffer, name: str = "") -> Header:
     if len(frame) != h.frame_length:
         raise CorruptObjectError(
             f"object {name}: the frame has {len(frame)} bytes, its header says {h.frame_length}",
-            name=name, expected=str(h.frame_length), actual=str(len(frame)),
+            name=name,
+            expected=str(h.frame_length),
+            actual=str(len(frame)),
         )
     actual = _xxh(memoryview(frame)[HEADER_SIZE:])
     if actual != h.payload_checksum:
         raise CorruptObjectError(
             f"object {name}: the payload's checksum does not match: the stored bytes are damaged",
-            name=name, expected=h.payload_checksum.hex(), actual=actual.hex(),
+            name=name,
+            expected=h.payload_checksum.hex(),
+            actual=actual.hex(),
         )
     return h
 
@@ -187,10 +206,16 @@ def decode(frame: Buffer, base: Buffer | None = None, name: str = "") -> Buffer:
 
 def compress(content: Buffer, width: int) -> Buffer:
     """Blosc-1 buffer of ``content``: Zstandard level 1, byte shuffle, one thread (so it repeats)."""
-    return _off_main(
-        blosc.compress, np.frombuffer(content, np.uint8), b"zstd", 1,
-        blosc.SHUFFLE if width > 1 else blosc.NOSHUFFLE, _BLOSC_BLOCK * width, width,
+    result: bytes = _off_main(
+        blosc.compress,
+        np.frombuffer(content, np.uint8),
+        b"zstd",
+        1,
+        blosc.SHUFFLE if width > 1 else blosc.NOSHUFFLE,
+        _BLOSC_BLOCK * width,
+        width,
     )
+    return result
 
 
 def decompress(payload: Buffer, length: int, name: str = "") -> bytearray:
@@ -203,7 +228,8 @@ def decompress(payload: Buffer, length: int, name: str = "") -> bytearray:
     if (said, stored) != (length, len(source)):
         raise CorruptObjectError(
             f"object {name}: the payload promises {said} bytes from {stored}, the header {length}"
-            f" from {len(source)}", name=name,
+            f" from {len(source)}",
+            name=name,
         )
     out = bytearray(length)
     try:

@@ -187,7 +187,8 @@ class ObjectStore:
                 continue
             try:
                 self._known[digest] = (
-                    self.backend.replace(name, data, version), frame.parse_header(data, digest)
+                    self.backend.replace(name, data, version),
+                    frame.parse_header(data, digest),
                 )
                 return
             except FileExistsError:
@@ -206,6 +207,8 @@ def open_frame(data: Buffer, digest: str, base: Buffer | None) -> Buffer:
         raise CorruptObjectError(
             f"object {digest}: its content has the digest {actual}: the object is damaged; run"
             " 'castore check --read-data' to see what needs it",
-            name=digest, expected=digest, actual=actual,
+            name=digest,
+            expected=digest,
+            actual=actual,
         )
     return content

@@ -22,6 +22,7 @@ from castore.snapshot import SnapshotName, parse_name
 
 GRACE = 14 * 86_400.0
 SWEEP = 3_600.0  # seconds a sweep is announced for
+PAUSE = 3  # overdue limits between two sweeps, or slow writers never get through
 _FENCES_KEPT = 366 * 86_400.0
 _LEFTOVERS_KEPT = 86_400.0
 
@@ -54,8 +55,13 @@ class Plan:
 
 
 def prune(
-    repository: Repository, *, dry_run: bool = False, grace: float = GRACE, offline: bool = False,
-    sweep: float = SWEEP, progress: Callable[[int], None] = lambda _: None,
+    repository: Repository,
+    *,
+    dry_run: bool = False,
+    grace: float = GRACE,
+    offline: bool = False,
+    sweep: float = SWEEP,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> PruneReport:
     """Delete unreferenced objects older than ``grace`` seconds by the store's clock.
 
@@ -98,7 +104,10 @@ def prune(
 
 
 def look(
-    repository: Repository, marks: Roots, grace: float, known: dict[str, Stored] | None,
+    repository: Repository,
+    marks: Roots,
+    grace: float,
+    known: dict[str, Stored] | None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Plan:
     """List snapshots, *then* forgotten, *then* objects with their headers; mark; close over bases.
@@ -109,7 +118,9 @@ def look(
     now = repository.backend.now()
     forgotten = marks.read("forgotten", lambda modified: modified + grace >= now)
     expired = [
-        n for n in _old(repository, "forgotten", now - grace) if n not in listed and n not in forgotten
+        n
+        for n in _old(repository, "forgotten", now - grace)
+        if n not in listed and n not in forgotten
     ]
     objects = list_objects(repository, known, progress)
     now = repository.backend.now()
@@ -120,7 +131,11 @@ def look(
 
 
 def prune_remote(
-    repository: Repository, marks: Roots, first: Plan, grace: float, report: PruneReport,
+    repository: Repository,
+    marks: Roots,
+    first: Plan,
+    grace: float,
+    report: PruneReport,
     length: float,
 ) -> None:
     """Announce a sweep, wait for or fence every pending commit, look again, delete, close."""
@@ -148,6 +163,12 @@ def announce(repository: Repository, length: float) -> Sweep:
         if current.on:
             patience.sleep(patience.poll)
             continue
+        pause = current.end + PAUSE * patience.overdue - now
+        if current.version and pause > 0:
+            raise BackendError(
+                f"the last sweep of {backend.url} ended less than {PAUSE * patience.overdue:.0f} s"
+                f" ago: slow writers need the pause; run prune again in {pause:.0f} s"
+            )
         id, end = secrets.token_hex(16), now + length
         try:
             return Sweep(id, end, backend.replace(PRUNE, Sweep.encode(id, end), current.version))
@@ -195,7 +216,11 @@ def _delete_surely(repository: Repository, name: str) -> None:
 
 
 def _sweep(
-    repository: Repository, marks: Roots, first: Plan, grace: float, report: PruneReport,
+    repository: Repository,
+    marks: Roots,
+    first: Plan,
+    grace: float,
+    report: PruneReport,
     end: float | None,
 ) -> bool:
     """Look again and delete what both looks agree on; True when a delete went unanswered."""
@@ -211,7 +236,10 @@ def _sweep(
 
 
 def delete_objects(
-    repository: Repository, objects: dict[str, Stored], victims: Sequence[str], end: float | None,
+    repository: Repository,
+    objects: dict[str, Stored],
+    victims: Sequence[str],
+    end: float | None,
     report: PruneReport,
 ) -> tuple[list[str], bool]:
     """Delete deltas before bases; a base stays when one of its deltas could not be deleted.
@@ -241,8 +269,9 @@ def _delete(
 ) -> tuple[list[str], bool]:
     if not names:
         return [], False
-    outcomes = repository.backend.delete_many(names, end)
-    failed, unanswered = [], False
+    outcomes: list[BaseException | None] = repository.backend.delete_many(names, end)
+    failed: list[str] = []
+    unanswered = False
     for name, error in zip(names, outcomes, strict=True):
         if error is None:
             continue
@@ -264,7 +293,9 @@ def _leftovers(repository: Repository) -> list[str]:
     """Fences past their year and temporary files past a day."""
     backend = repository.backend
     now = backend.now()
-    fences = [s.name for s in backend.list("snapshots") if s.size == 0 and s.modified + _FENCES_KEPT < now]
+    fences = [
+        s.name for s in backend.list("snapshots") if s.size == 0 and s.modified + _FENCES_KEPT < now
+    ]
     return fences + [s.name for s in backend.list("tmp") if s.modified + _LEFTOVERS_KEPT < now]
 
 

@@ -33,7 +33,10 @@ Heal = Callable[[Sequence[str]], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The state of ``prune.json``: ``id`` empty when idle; ``end`` seconds by the store's clock."""
+    """The state of ``prune.json``: a sweep with a random id and its end, or idle (no id).
+
+    When idle, ``end`` is when the last sweep was closed. Seconds by the store's clock.
+    """
 
     id: str
     end: float
@@ -79,9 +82,9 @@ def wait_idle(backend: Backend, patience: Patience) -> Sweep:
 
 
 def close_sweep(backend: Backend, sweep: Sweep) -> None:
-    """Idle again, unless ``prune.json`` has moved on meanwhile; keeps the end, for the pause."""
+    """Idle from now on, unless ``prune.json`` has moved on meanwhile."""
     try:
-        backend.replace(PRUNE, Sweep.encode("", sweep.end), sweep.version)
+        backend.replace(PRUNE, Sweep.encode("", backend.now()), sweep.version)
     except (AlreadyExistsError, UnansweredError):
         return
 
@@ -120,7 +123,9 @@ def newest_name(backend: Backend, namespace: str) -> SnapshotName | None:
         after, limit = stats[-1].name, 100
 
 
-def verify(store: ObjectStore, need: Sequence[str], heal: Heal, pulse: Callable[[], None]) -> list[str]:
+def verify(
+    store: ObjectStore, need: Sequence[str], heal: Heal, pulse: Callable[[], None]
+) -> list[str]:
     """Look at every object of ``need`` and its bases as they are now; heal what is broken.
 
     Gives what is broken still. ``pulse`` is called from time to time.
@@ -150,7 +155,12 @@ def publish_local(
 
 
 def publish_remote(
-    store: ObjectStore, data: bytes, namespace: str, key: str, need: Sequence[str], heal: Heal,
+    store: ObjectStore,
+    data: bytes,
+    namespace: str,
+    key: str,
+    need: Sequence[str],
+    heal: Heal,
     patience: Patience,
 ) -> SnapshotName:
     """Announce, wait out a sweep, verify everything, create; start over when fenced."""
@@ -258,7 +268,9 @@ def fence(
             patience.sleep(patience.poll)
 
 
-def _look(backend: Backend, name: SnapshotName, data: bytes | None) -> Literal["committed", "fenced"]:
+def _look(
+    backend: Backend, name: SnapshotName, data: bytes | None
+) -> Literal["committed", "fenced"]:
     """Who was first under a taken name. One that has vanished since was committed, and forgotten."""
     try:
         found = backend.get(name.path)

@@ -33,7 +33,9 @@ class Roots:
     documents: dict[str, Snapshot] = field(default_factory=dict)
     needs: dict[str, frozenset[str]] = field(default_factory=dict)
 
-    def read(self, folder: str, keep: Callable[[float], bool] = lambda _: True) -> dict[SnapshotName, frozenset[str]]:
+    def read(
+        self, folder: str, keep: Callable[[float], bool] = lambda _: True
+    ) -> dict[SnapshotName, frozenset[str]]:
         """What each snapshot under ``folder`` needs: its tree and that one's blobs.
 
         ``keep`` is asked with each document's age mark (modified time). A document that vanishes
@@ -67,7 +69,8 @@ class Roots:
 
 
 def list_objects(
-    repository: Repository, known: Mapping[str, Stored] | None = None,
+    repository: Repository,
+    known: Mapping[str, Stored] | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Stored]:
     """Every object with its header as it is now; headers are reused where the version is the same.

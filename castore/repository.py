@@ -1,9 +1,9 @@
 """A repository: one URL that holds ``config.json``, ``objects/`` and ``snapshots/``.
 
-    with a folder of checkpoints in ./run:
-        repository = Repository.init("s3://bucket/store")
-        name = repository.commit(["run"], namespace="me")
-        repository.checkout(str(name), "copy-of-run")
+with a folder of checkpoints in ./run:
+    repository = Repository.init("s3://bucket/store")
+    name = repository.commit(["run"], namespace="me")
+    repository.checkout(str(name), "copy-of-run")
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Repository:
 
     @staticmethod
     def init(
-        url: str | PathLike[str], *, storage_options: dict[str, Any] | None = None,
+        url: str | PathLike[str],
+        *,
+        storage_options: dict[str, Any] | None = None,
         shared: bool = False,
     ) -> Repository:
         """Make an empty repository.
@@ -128,7 +130,9 @@ class Repository:
         except ObjectNotFoundError:
             raise _none(backend) from None
         except BackendError as e:
-            if backend.kind == "local" and isinstance(e.__cause__, FileNotFoundError | NotADirectoryError):
+            if backend.kind == "local" and isinstance(
+                e.__cause__, FileNotFoundError | NotADirectoryError
+            ):
                 raise _none(backend) from e
             raise
         where = f"{backend.url}/{CONFIG}"
@@ -143,7 +147,9 @@ class Repository:
         """All namespaces that hold snapshots, sorted."""
         return self.backend.folders("snapshots")
 
-    def snapshots(self, namespace: str | None = None, limit: int | None = None) -> Iterator[SnapshotName]:
+    def snapshots(
+        self, namespace: str | None = None, limit: int | None = None
+    ) -> Iterator[SnapshotName]:
         """Names of snapshots, newest first within each namespace; no document is read."""
         for ns in [check_namespace(namespace)] if namespace else self.namespaces():
             found = 0
@@ -161,7 +167,9 @@ class Repository:
         try:
             data = self.backend.get(found.path)
         except ObjectNotFoundError:
-            raise SnapshotNotFoundError(f"{found} is not in {self.url} (forgotten meanwhile?)") from None
+            raise SnapshotNotFoundError(
+                f"{found} is not in {self.url} (forgotten meanwhile?)"
+            ) from None
         return read_snapshot(data, found)
 
     def resolve(self, text: str) -> SnapshotName:
@@ -180,11 +188,17 @@ class Repository:
         if rest == "latest":
             newest = [n for n in (newest_name(self.backend, s) for s in spaces) if n]
             if not newest:
-                raise SnapshotNotFoundError(f"{self.url} holds no snapshot{f' of {namespace!r}' if at else ''}")
+                raise SnapshotNotFoundError(
+                    f"{self.url} holds no snapshot{f' of {namespace!r}' if at else ''}"
+                )
             return max(newest, key=lambda n: (n.time, n))
         if len(rest) < 4:
-            raise SnapshotNotFoundError(f"{text!r}: give 'latest' or at least 4 characters of an id")
-        found = [n for s in spaces for n in self.snapshots(s) if n.id.startswith(rest) or n.name == rest]
+            raise SnapshotNotFoundError(
+                f"{text!r}: give 'latest' or at least 4 characters of an id"
+            )
+        found = [
+            n for s in spaces for n in self.snapshots(s) if n.id.startswith(rest) or n.name == rest
+        ]
         if len(found) != 1:
             some = ", ".join(map(str, found[:5]))
             raise SnapshotNotFoundError(
@@ -212,7 +226,9 @@ class Repository:
             raise NotFoundError(f"there is no {path!r} in {snapshot}: 'castore ls' lists its paths")
         return part
 
-    def read(self, snapshot: SnapshotName | str, path: str, start: int = 0, stop: int | None = None) -> bytes:
+    def read(
+        self, snapshot: SnapshotName | str, path: str, start: int = 0, stop: int | None = None
+    ) -> bytes:
         """Bytes ``[start, stop)`` of one file; only the blobs it touches are read, each verified."""
         tree = self.tree(snapshot)
         entry = tree.entries.get(path)
@@ -232,8 +248,13 @@ class Repository:
             at += s.length
 
     def checkout(
-        self, snapshot: SnapshotName | str, target: str | PathLike[str], *, force: bool = False,
-        sha256: bool = False, progress: Callable[[int], None] = _silent,
+        self,
+        snapshot: SnapshotName | str,
+        target: str | PathLike[str],
+        *,
+        force: bool = False,
+        sha256: bool = False,
+        progress: Callable[[int], None] = _silent,
     ) -> Tree:
         """Write a snapshot, or ``SNAPSHOT:PATH`` of it, into a folder; see `castore.checkout`."""
         tree = self.tree(snapshot)
@@ -245,9 +266,14 @@ class Repository:
     # -- writing
 
     def commit(
-        self, what: Draft | Sequence[str | PathLike[str]], *, namespace: str = "main",
-        labels: Mapping[str, str] | None = None, base: str | None = None,
-        options: Options = Options(), progress: Callable[[int], None] = _silent,
+        self,
+        what: Draft | Sequence[str | PathLike[str]],
+        *,
+        namespace: str = "main",
+        labels: Mapping[str, str] | None = None,
+        base: str | None = None,
+        options: Options = Options(),
+        progress: Callable[[int], None] = _silent,
     ) -> Commit:
         """Store files and make a snapshot of them; durable on return, or nothing happened.
 
@@ -288,7 +314,8 @@ class Repository:
         sources = {p: e for p, e in draft.entries.items() if isinstance(e, DiskFile | MemoryFile)}
         files = committer.store(sources)
         entries: dict[str, Entry] = {
-            p: files[p] if isinstance(e, DiskFile | MemoryFile) else e for p, e in draft.entries.items()
+            p: files[p] if isinstance(e, DiskFile | MemoryFile) else e
+            for p, e in draft.entries.items()
         }
         tree = build_tree(entries)
         content = tree.encode()
@@ -303,8 +330,16 @@ class Repository:
         if self.store.create_many([(digest, data)])[0]:
             added = len(data)
         snapshot = Snapshot(
-            digest, int(self.backend.now() * 1_000_000), namespace, draft.driver, draft.key,
-            draft.labels, draft.facts, draft.parents, len(files), tree.size,
+            digest,
+            int(self.backend.now() * 1_000_000),
+            namespace,
+            draft.driver,
+            draft.key,
+            draft.labels,
+            draft.facts,
+            draft.parents,
+            len(files),
+            tree.size,
         )
         self.backend.sync([f"objects/{d[:2]}/{d}" for d in committer.writer.found])
 
@@ -331,10 +366,12 @@ class Repository:
     def _precheck(self, draft: Draft, namespace: str) -> None:
         """Refuse what the snapshot or tree would refuse before anything is read or stored."""
         stand_in = File(0, "0" * 64)
-        build_tree({
-            p: e if not isinstance(e, DiskFile | MemoryFile) else stand_in
-            for p, e in draft.entries.items()
-        })
+        build_tree(
+            {
+                p: e if not isinstance(e, DiskFile | MemoryFile) else stand_in
+                for p, e in draft.entries.items()
+            }
+        )
         for p, e in draft.entries.items():
             if isinstance(e, Link):
                 try:
@@ -342,7 +379,14 @@ class Repository:
                 except FormatError as error:
                     raise InvalidInputError(str(error)) from error
         Snapshot(
-            "0" * 64, 0, namespace, draft.driver, draft.key, draft.labels, draft.facts, draft.parents
+            "0" * 64,
+            0,
+            namespace,
+            draft.driver,
+            draft.key,
+            draft.labels,
+            draft.facts,
+            draft.parents,
         ).encode()
 
     def _earlier(self, newest: SnapshotName | None) -> dict[str, File]:
@@ -389,7 +433,9 @@ class Repository:
             try:
                 document = read_snapshot(self.backend.get(name.forgotten), name)
             except ObjectNotFoundError:
-                raise SnapshotNotFoundError(f"{name} is not among the forgotten of {self.url}") from None
+                raise SnapshotNotFoundError(
+                    f"{name} is not among the forgotten of {self.url}"
+                ) from None
             tree = read_tree(self.store, document.tree)
             fresh = self.publish(document, [document.tree, *tree.blobs()], list)
             self.backend.delete(name.forgotten)
@@ -398,11 +444,14 @@ class Repository:
     def _resolve_forgotten(self, text: str) -> SnapshotName:
         namespace, at, rest = text.rpartition("@")
         found = [
-            n for n in self.forgotten()
+            n
+            for n in self.forgotten()
             if n.id.startswith(rest) and len(rest) >= 4 and (not at or n.namespace == namespace)
         ]
         if len(found) != 1:
-            raise SnapshotNotFoundError(f"{text!r} names {len(found)} forgotten snapshots of {self.url}")
+            raise SnapshotNotFoundError(
+                f"{text!r} names {len(found)} forgotten snapshots of {self.url}"
+            )
         return found[0]
 
     # -- within
@@ -455,7 +504,10 @@ def read_snapshot(data: bytes, name: SnapshotName) -> Snapshot:
 
         raise CorruptObjectError(
             f"snapshot {name}: its bytes have the digest {digest_of(data)[:16]}: the document is"
-            " damaged", name=name.path, expected=name.id, actual=digest_of(data)[:16],
+            " damaged",
+            name=name.path,
+            expected=name.id,
+            actual=digest_of(data)[:16],
         )
     return Snapshot.decode(data, f"snapshot {name}")
 

@@ -49,12 +49,21 @@ class Snapshot:
         check_namespace(self.namespace)
         check_key(self.key)
         try:
-            return document.encode("snapshot", {
-                "tree": self.tree, "time": self.time, "namespace": self.namespace,
-                "driver": self.driver, "key": self.key, "labels": dict(self.labels),
-                "facts": dict(self.facts), "parents": list(self.parents),
-                "files": self.files, "size": self.size,
-            })
+            return document.encode(
+                "snapshot",
+                {
+                    "tree": self.tree,
+                    "time": self.time,
+                    "namespace": self.namespace,
+                    "driver": self.driver,
+                    "key": self.key,
+                    "labels": dict(self.labels),
+                    "facts": dict(self.facts),
+                    "parents": list(self.parents),
+                    "files": self.files,
+                    "size": self.size,
+                },
+            )
         except (TypeError, ValueError) as e:
             raise InvalidInputError(f"labels and facts must be finite JSON: {e}") from e
 

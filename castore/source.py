@@ -126,7 +126,9 @@ class Draft:
     base: str | Mapping[str, str] | None = None
 
 
-def scan(paths: Sequence[str | os.PathLike[str]], exclude: str | None = None) -> dict[str, SourceEntry]:
+def scan(
+    paths: Sequence[str | os.PathLike[str]], exclude: str | None = None
+) -> dict[str, SourceEntry]:
     """What is at ``paths``: one folder gives its content, otherwise each keeps its last name.
 
     Links are kept as links; sockets, pipes and devices are refused. ``exclude`` is a folder to
@@ -146,7 +148,9 @@ def scan(paths: Sequence[str | os.PathLike[str]], exclude: str | None = None) ->
     return entries
 
 
-def _scan_folder(folder: str, prefix: str, skip: str | None, entries: dict[str, SourceEntry]) -> None:
+def _scan_folder(
+    folder: str, prefix: str, skip: str | None, entries: dict[str, SourceEntry]
+) -> None:
     try:
         children = sorted(os.scandir(folder), key=lambda e: e.name)
     except OSError as e:

@@ -71,6 +71,14 @@ class Tree:
         """Every digest the tree needs, each once."""
         return list(dict.fromkeys(b for _, f in self.files() for b in f.blobs()))
 
+    def blob_lengths(self) -> dict[str, int]:
+        """For each digest how many bytes of it the tree uses, from its first."""
+        lengths: dict[str, int] = {}
+        for _, f in self.files():
+            for s in f.slices:
+                lengths[s.blob] = max(lengths.get(s.blob, 0), s.offset + s.length)
+        return lengths
+
     @property
     def size(self) -> int:
         """Logical bytes of all files."""
@@ -179,9 +187,7 @@ def _unpack(packed: dict[str, Any], where: str) -> Entry:
     blobs = packed["blobs"]
     if not all(is_digest(b) for b in blobs):
         raise FormatError(f"{where}: a blob is not named by a digest")
-    slices = tuple(
-        Slice(blobs[_count(i)], _count(o), _count(n, 1)) for i, o, n in packed["slices"]
-    )
+    slices = tuple(Slice(blobs[_count(i)], _count(o), _count(n, 1)) for i, o, n in packed["slices"])
     file = File(_count(packed["size"]), packed["sha256"], packed["executable"] is True, slices)
     if not _SHA256.fullmatch(file.sha256) or type(packed["executable"]) is not bool:
         raise FormatError(f"{where}: malformed sha256 or executable")

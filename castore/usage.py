@@ -74,8 +74,10 @@ def usage(repository: Repository, namespace: str | None = None) -> Usage:
 
 
 def _shares(
-    groups: Mapping[K, list[SnapshotName]], closures: Mapping[SnapshotName, set[str]],
-    objects: Mapping[str, Stored], logical: Mapping[SnapshotName, int],
+    groups: Mapping[K, list[SnapshotName]],
+    closures: Mapping[SnapshotName, set[str]],
+    objects: Mapping[str, Stored],
+    logical: Mapping[SnapshotName, int],
 ) -> dict[K, Share]:
     reached = {k: set[str]().union(*(closures[n] for n in names)) for k, names in groups.items()}
     counts = Counter(d for found in reached.values() for d in found)

@@ -16,8 +16,10 @@ from castore.digest import Buffer
 from castore.errors import CastoreError, CorruptObjectError
 from castore.frame import DELTA, Header, check_frame
 from castore.objects import ObjectStore, open_frame
+from castore.write import Budget
 
-CACHE = 160 << 20
+_CACHE = 80 << 20  # bytes of content kept as bases
+_UNDER_WAY = 160 << 20  # bytes of frames, contents and bases in the hands of all threads
 
 
 class Walker:
@@ -32,18 +34,28 @@ class Walker:
     """
 
     def __init__(
-        self, store: ObjectStore, wanted: Collection[str], sink: Callable[[str, Buffer, bytes], None],
+        self,
+        store: ObjectStore,
+        wanted: Collection[str],
+        sink: Callable[[str, Buffer, bytes], None],
         trouble: Callable[[str, CastoreError], None] | None = None,
     ):
         self._store, self._wanted, self._sink, self._trouble = store, set(wanted), sink, trouble
         self._lock = threading.Lock()
+        self._budget = Budget(_UNDER_WAY)
         self._cache: OrderedDict[str, Buffer] = OrderedDict()
         self._cached = 0
         self._under_way: dict[str, tuple[int, Future[Buffer]]] = {}
         self._failed: BaseException | None = None
 
-    def run(self, groups: Iterable[Sequence[str]], workers: int) -> None:
-        """Walk all groups; each is worked through in order by one thread."""
+    def run(
+        self, groups: Iterable[Sequence[str]], workers: int, size: Callable[[str], int]
+    ) -> None:
+        """Walk all groups; each is worked through in order by one thread.
+
+        ``size`` tells how long an object's content is (by a tree or a header), to bound memory.
+        """
+        self._size = size
         with ThreadPoolExecutor(workers) as pool:
             for future in [pool.submit(self._group, g) for g in groups]:
                 future.result()
@@ -57,12 +69,16 @@ class Walker:
             with self._lock:
                 needed = digest in self._wanted
             if needed:
+                room = 3 * self._size(digest)
+                self._budget.take(room)
                 try:
                     self._content(digest, above=1 << 30)
                 except CastoreError as e:
                     self._report(digest, e)
                 except BaseException as e:
                     self._failed = self._failed or e
+                finally:
+                    self._budget.give(room)
 
     def _report(self, digest: str, error: CastoreError) -> None:
         with self._lock:
@@ -120,7 +136,7 @@ class Walker:
         with self._lock:
             self._cache[digest] = content
             self._cached += len(content)
-            while self._cached > CACHE:
+            while self._cached > _CACHE:
                 _, old = self._cache.popitem(last=False)
                 self._cached -= len(old)
 
@@ -129,5 +145,6 @@ def _check_depth(digest: str, depth: int, above: int) -> None:
     if depth >= above:
         raise CorruptObjectError(
             f"object {digest}: its chain depth {depth} is not less than its delta's {above}: a"
-            " loop or a forged chain", name=digest,
+            " loop or a forged chain",
+            name=digest,
         )

@@ -40,7 +40,9 @@ class FrameWriter:
         self._budget = Budget(2 * _BATCH_BYTES)
         self._lock = threading.Lock()
         writers = 1 if store.backend.kind == "local" else 2
-        self._threads = [threading.Thread(target=self._run) for _ in range(writers)]
+        self._threads: list[threading.Thread] = [
+            threading.Thread(target=self._run) for _ in range(writers)
+        ]
         self.failure: BaseException | None = None
         self.added = self.objects = 0
         self.found: set[str] = set()
@@ -55,7 +57,7 @@ class FrameWriter:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:

@@ -1,0 +1,237 @@
+"""Commands that look after a repository: check, prune, copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from castore.cli.app import PROBLEMS, app
+from castore.cli.options import (
+    DryRun,
+    Json,
+    Labels,
+    Namespaces,
+    RepositoryUrl,
+    SinceText,
+    open_repository,
+    parse_duration,
+    parse_labels,
+    parse_share,
+    parse_since,
+)
+from castore.cli.output import Output, plural, printable, size
+
+if TYPE_CHECKING:
+    from castore.check import CheckReport, Problem
+    from castore.prune import PruneReport
+    from castore.repository import Repository
+
+
+@app.command()
+def check(
+    repository: RepositoryUrl,
+    read_data: Annotated[
+        bool, typer.Option("--read-data", help="Read, decode and hash every stored byte.")
+    ] = False,
+    sample: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="Read this share of the objects: 5%.")
+    ] = None,
+    since: SinceText = None,
+    state: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep what was verified; go on from it.")
+    ] = None,
+    layout: Annotated[
+        bool, typer.Option("--layout", help="Also let drivers verify what their layouts promise.")
+    ] = False,
+    repair_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="First replace damaged objects by good ones from this repository."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Look for damage; exit code 3 if there is.
+
+    Documents, trees, names and headers always, every stored byte on request. Nothing is changed, but for damaged objects with --repair-from.
+
+    \b
+    Example:
+      castore check -r store --read-data --state check.state
+    """
+    from castore.check import CheckReport
+    from castore.check import check as find_problems
+
+    out = Output(json)
+    share, moment = parse_share(sample), parse_since(since)
+    store = open_repository(repository)
+    if repair_from is not None:
+        _repair(out, store, open_repository(repair_from))
+    report = CheckReport()
+    with out.progress("check") as progress:
+        problems = list(
+            find_problems(
+                store,
+                read_data=read_data,
+                sample=share,
+                since=moment.moment(store),
+                state=str(state) if state else None,
+                layout=layout,
+                progress=progress,
+                report=report,
+            )
+        )
+    _tell_check(out, problems, report)
+    if problems:
+        raise typer.Exit(PROBLEMS)
+
+
+def _repair(out: Output, store: Repository, other: Repository) -> None:
+    from castore.check import repair
+
+    with out.progress("repair") as progress:
+        replaced = repair(store, other, progress=progress)
+    for digest in replaced:
+        out.document("repaired", object=digest, source=other.url)
+        out.line(f"repaired {digest}")
+    out.note(f"replaced {plural(len(replaced), 'object')} from {other.url}")
+
+
+def _tell_check(out: Output, problems: list[Problem], report: CheckReport) -> None:
+    for problem in problems:
+        out.document(
+            "problem",
+            kind=problem.kind,
+            object=problem.object,
+            detail=problem.detail,
+            needed_by=[list(pair) for pair in problem.needed_by],
+        )
+        out.line(f"{problem.kind}: {printable(problem.object)}: {printable(problem.detail)}")
+        for snapshot, path in problem.needed_by:
+            out.line(f"  needed by {snapshot}{':' + printable(path) if path else ''}")
+    out.document(
+        "summary",
+        problems=len(problems),
+        snapshots=report.snapshots,
+        objects=report.objects,
+        bytes_read=report.bytes_read,
+        unreferenced=report.unreferenced,
+        unstable=report.unstable,
+    )
+    for name in report.unstable:
+        out.note(f"read wrong once and right the second time: {name} (look at disk and memory)")
+    out.note(
+        f"{plural(report.snapshots, 'snapshot')}, {plural(report.objects, 'object')},"
+        f" {size(report.bytes_read)} read: "
+        + (plural(len(problems), "problem") if problems else "no problems")
+    )
+
+
+@app.command()
+def prune(
+    repository: RepositoryUrl,
+    dry_run: DryRun = False,
+    grace: Annotated[
+        str, typer.Option(metavar="AGE", help="Keep what is younger or was forgotten since.")
+    ] = "14d",
+    offline: Annotated[
+        bool,
+        typer.Option(
+            "--offline", help="You vouch that nobody writes: for stores without conditional writes."
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Delete objects that no snapshot needs.
+
+    Safe beside writers. Forgotten snapshots go when their grace is over.
+
+    \b
+    Example:
+      castore prune -r store --dry-run
+    """
+    from castore.prune import prune as sweep
+
+    out = Output(json)
+    seconds = parse_duration(grace)
+    store = open_repository(repository)
+    report = sweep(store, dry_run=dry_run, grace=seconds, offline=offline)
+    _tell_prune(out, report)
+    if report.failed:
+        raise typer.Exit(PROBLEMS)
+
+
+def _tell_prune(out: Output, report: PruneReport) -> None:
+    verb = "would delete" if report.dry_run else "deleted"
+    for name in report.expired:
+        out.document("expired", snapshot=str(name), dry_run=report.dry_run)
+        out.line(f"{verb} forgotten snapshot {name}")
+    for digest, stored in report.victims:
+        out.document("deleted", object=digest, size=stored, dry_run=report.dry_run)
+        out.line(f"{verb} object {digest} {stored}")
+    for name_, reason in report.failed:
+        out.document("problem", kind="undeleted", object=name_, detail=reason)
+        out.note(f"not deleted: {name_}: {printable(reason)}")
+    out.document(
+        "summary",
+        dry_run=report.dry_run,
+        objects=report.objects,
+        bytes=report.bytes,
+        kept_objects=report.kept_objects,
+        kept_bytes=report.kept_bytes,
+        expired=len(report.expired),
+        failed=len(report.failed),
+    )
+    out.note(
+        f"{verb} {plural(report.objects, 'object')}, {size(report.bytes)};"
+        f" {plural(report.kept_objects, 'object')}, {size(report.kept_bytes)} stay"
+    )
+
+
+@app.command()
+def copy(
+    repository: RepositoryUrl,
+    to: Annotated[str, typer.Option(metavar="URL", help="The repository to copy to.")],
+    namespace: Namespaces = None,
+    label: Labels = None,
+    since: SinceText = None,
+    json: Json = False,
+) -> None:
+    """Copy snapshots to another repository.
+
+    Sends only what it lacks, every byte verified. May be interrupted and run again.
+
+    \b
+    Example:
+      castore copy -r store --to s3://bucket/store -n alice --since 7d
+    """
+    from castore.copy import copy as transfer
+
+    out = Output(json)
+    labels, moment = parse_labels(label), parse_since(since)
+    source, target = open_repository(repository), open_repository(to)
+    with out.progress("copy") as progress:
+        report = transfer(
+            source,
+            target,
+            namespaces=namespace,
+            labels=labels or None,
+            since=moment.moment(source),
+            progress=progress,
+        )
+    for name in report.names:
+        out.document("copied", snapshot=str(name))
+        out.line(str(name))
+    out.document(
+        "summary",
+        snapshots=report.snapshots,
+        skipped=report.skipped,
+        objects=report.objects,
+        bytes=report.bytes,
+    )
+    out.note(
+        f"copied {plural(report.snapshots, 'snapshot')}, {plural(report.objects, 'object')},"
+        f" {size(report.bytes)}; {report.skipped} were there already"
+    )
