@@ -149,7 +149,7 @@ def encode_packed(content: Buffer, width: int) -> bytes:
     """A self-contained compressed frame, or a raw one where that gains under 5 %."""
     w = width if len(content) % width == 0 else 1
     payload = compress(content, w) if len(content) >= 64 else content
-    if len(payload) > 0.95 * len(content):
+    if len(payload) >= 0.95 * len(content):
         return encode_raw(content, w)
     return b"".join(_frame(PACKED, w, len(content), payload, "", 0))
 

@@ -22,7 +22,7 @@ FENCE = b""
 _LAST = 9_999_999_999_999_999
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,127}")
 _KEY = re.compile(r"[a-z0-9._]{1,64}")
-_NAME = re.compile(r"(\d{16})-(\d{8}T\d{6})-([a-z0-9._]{1,64})-([0-9a-f]{16})\.json")
+_NAME = re.compile(r"[0-9]{16}-[0-9]{8}T[0-9]{6}-[a-z0-9._]{1,64}-[0-9a-f]{16}\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ def _checked(body: dict[str, Any], where: str) -> Snapshot:
         or not all(isinstance(t, str) for t in texts)
         or not all(type(n) is int and n >= 0 for n in counts)
         or not isinstance(s.facts, dict)
+        or not isinstance(body["parents"], list)
         or not _NAMESPACE.fullmatch(s.namespace)
         or not _KEY.fullmatch(s.key)
     ):

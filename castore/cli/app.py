@@ -19,7 +19,8 @@ PROBLEMS = 3
 """Exit code: the command finished and found problems."""
 
 _ORDER = (
-    "init commit snapshots ls cat checkout check forget unforget prune copy usage drivers".split()
+    *("init", "commit", "snapshots", "ls", "cat", "checkout", "check"),
+    *("forget", "unforget", "prune", "copy", "usage", "drivers"),
 )
 
 

@@ -55,7 +55,8 @@ def check(
 ) -> None:
     """Look for damage; exit code 3 if there is.
 
-    Documents, trees, names and headers always, every stored byte on request. Nothing is changed, but for damaged objects with --repair-from.
+    Documents, trees, names and headers always, every stored byte on request. Nothing is changed,
+    but for damaged objects with --repair-from.
 
     \b
     Example:

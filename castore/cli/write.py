@@ -77,7 +77,8 @@ def commit(
 ) -> None:
     """Store files and folders as a snapshot.
 
-    Prints its name. One folder gives its content; several paths keep their last names. Durable when this returns.
+    Prints its name. One folder gives its content; several paths keep their last names. Durable
+    when this returns.
 
     \b
     Example:

@@ -75,10 +75,12 @@ def _tensors(header: bytes | bytearray) -> Iterator[tuple[bytes, int, int, int]]
     """Name, start, stop and width of each tensor, in the header's order."""
     if header[:1] != b"{" or header.count(b'"data_offsets"') > ENTRIES:
         raise Malformed("no header, or too many tensors")
-    at = 1
+    at, metadata = 1, False
     while not _END.match(header, at):
         if m := _METADATA.match(header, at):
-            at = _after_metadata(header, m.end())
+            if metadata:
+                raise Malformed("metadata twice")
+            at, metadata = _after_metadata(header, m.end()), True
             continue
         tensor = _TENSOR.match(header, at)
         if tensor is None:

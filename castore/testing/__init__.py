@@ -1,0 +1,1 @@
+"""Conformance suites and helpers for those who write backends and drivers, and for castore itself."""
