@@ -90,7 +90,9 @@ def close_sweep(backend: Backend, sweep: Sweep) -> None:
 
 
 def fresh_name(backend: Backend, data: bytes, namespace: str, key: str) -> SnapshotName:
-    """A name newer than every other of the namespace.
+    """A name newer than every other of the namespace, fences and forgotten ones included.
+
+    So it was never used before, however coarse the store's clock is.
 
     Raises
     ------
@@ -98,7 +100,12 @@ def fresh_name(backend: Backend, data: bytes, namespace: str, key: str) -> Snaps
         The newest name is over a day ahead of the store's clock.
     """
     now = int(backend.now() * 1_000_000)
-    newest = newest_name(backend, namespace)
+    stats = [
+        stat
+        for folder in ("snapshots", "forgotten")
+        for stat in backend.list(f"{folder}/{namespace}", limit=1)
+    ]
+    newest = max(filter(None, (parse_name(s.name) for s in stats)), key=_time, default=None)
     if newest is not None and newest.time > now + _DAY:
         raise BackendError(
             f"the newest snapshot of {namespace!r} is named {(newest.time - now) / _DAY:.1f} days"
@@ -106,6 +113,10 @@ def fresh_name(backend: Backend, data: bytes, namespace: str, key: str) -> Snaps
         )
     at = now if newest is None else max(now, newest.time + 1)
     return name_of(data, namespace, key, at)
+
+
+def _time(name: SnapshotName) -> int:
+    return name.time
 
 
 def newest_name(backend: Backend, namespace: str) -> SnapshotName | None:

@@ -70,6 +70,9 @@ class Repository:
     def __repr__(self) -> str:
         return f"Repository({self.backend.url!r})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Repository, (self.backend, self.id, self.patience)
+
     @property
     def url(self) -> str:
         return self.backend.url

@@ -46,10 +46,11 @@ class Snapshot:
     size: int = 0
 
     def encode(self) -> bytes:
+        """Canonical bytes, proven to read back; `InvalidInputError` for what cannot be stored."""
         check_namespace(self.namespace)
         check_key(self.key)
         try:
-            return document.encode(
+            data = document.encode(
                 "snapshot",
                 {
                     "tree": self.tree,
@@ -64,8 +65,12 @@ class Snapshot:
                     "size": self.size,
                 },
             )
-        except (TypeError, ValueError) as e:
-            raise InvalidInputError(f"labels and facts must be finite JSON: {e}") from e
+            Snapshot.decode(data)
+        except (TypeError, ValueError, RecursionError) as e:
+            raise InvalidInputError(
+                f"labels must be text, facts finite JSON with text for keys: {e}"
+            ) from e
+        return data
 
     @staticmethod
     def decode(data: bytes, where: str = "snapshot") -> Snapshot:

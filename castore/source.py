@@ -139,11 +139,13 @@ def scan(
     if len(paths) == 1 and os.path.isdir(paths[0]):
         _scan_folder(os.fspath(paths[0]), "", skip, entries)
         return entries
+    names: set[str] = set()
     for p in paths:
         path = os.path.abspath(os.fspath(p))
         name = os.path.basename(path)
-        if not name or name in entries:
+        if not name or name in names:
             raise InvalidInputError(f"{os.fspath(p)!r}: no name of its own, or one given twice")
+        names.add(name)
         _scan_one(path, name, skip, entries)
     return entries
 

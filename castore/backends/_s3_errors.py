@@ -1,170 +1,121 @@
-"""What an S3 failure means: was the request sent, was it answered, may it be sent again."""
+"""What an S3 failure means, told without secrets."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Any
 
-from castore.backend import UnansweredError
-from castore.backends._rules import scrub
 from castore.errors import BackendError
 
-_BUSY = {429, 500, 502, 503, 504}
-_BUSY_CODES = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling"}
-
 _ADVICE = {
-    "NoSuchBucket": "the bucket does not exist: check the URL and the endpoint, or make the bucket",
-    "InvalidAccessKeyId": (
-        "the store does not know these credentials: check AWS_ACCESS_KEY_ID (or key= in"
-        " storage_options) and the endpoint"
-    ),
-    "SignatureDoesNotMatch": (
-        "the secret key is wrong: check AWS_SECRET_ACCESS_KEY (or secret= in storage_options)"
-    ),
-    "AccessDenied": (
-        "no permission: these credentials need to list, get, put and delete there (s3:ListBucket,"
-        " s3:GetObject, s3:PutObject, s3:DeleteObject)"
-    ),
-    "ExpiredToken": "the credentials have expired: get fresh ones",
-    "RequestTimeTooSkewed": "this machine's clock is wrong: set it right",
-    "NotImplemented": "the store does not know this request; castore needs conditional writes",
+    "NoSuchBucket": "the bucket does not exist: check the URL (castore makes no buckets)",
+    "InvalidAccessKeyId": "the access key is not known there: check AWS_ACCESS_KEY_ID",
+    "SignatureDoesNotMatch": "the secret key is wrong: check AWS_SECRET_ACCESS_KEY",
+    "InvalidToken": "the session token is not valid: log in again",
+    "ExpiredToken": "the session token has expired: log in again",
+    "RequestTimeTooSkewed": "this machine's clock is off by over 15 minutes: set it right",
+    "PermanentRedirect": "the bucket is in another region: check AWS_REGION",
+    "AuthorizationHeaderMalformed": "the bucket is in another region: check AWS_REGION",
+    "AccessDenied": "no permission: ask the bucket's owner for read (and for writing, put and"
+    " delete) rights",
+    "NoCredentialsError": "no credentials were found: set AWS_ACCESS_KEY_ID and"
+    " AWS_SECRET_ACCESS_KEY, or log in",
+    "PartialCredentialsError": "the credentials are incomplete: set AWS_ACCESS_KEY_ID and"
+    " AWS_SECRET_ACCESS_KEY",
+    "EndpointConnectionError": "the server cannot be reached: check AWS_ENDPOINT_URL and the network",
+    "ConnectTimeoutError": "the server cannot be reached: check AWS_ENDPOINT_URL and the network",
+    "InvalidBucketName": "this is not a legal bucket name: check the URL",
+    "ParamValidationError": "this is not a legal bucket or object name: check the URL",
 }
-_ADVICE["Forbidden"] = _ADVICE["AllAccessDisabled"] = _ADVICE["AccessDenied"]
-_ADVICE["InvalidToken"] = _ADVICE["InvalidAccessKeyId"]
+_NEVER_SENT = {
+    "NoCredentialsError", "PartialCredentialsError", "EndpointConnectionError",
+    "ConnectTimeoutError", "ParamValidationError", "InvalidEndpointURLError",
+}  # fmt: skip
+_SECRET = re.compile(r"(?i)(x-amz-[a-z-]+|signature|credential|awsaccesskeyid)=[^&\s'\"]+")
+
+
+class ShortRead(Exception):
+    """An answer's body ended early."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the store said when it refused."""
+class Fault:
+    """A failed request: HTTP status (0: no answer), the server's or client's code, and a text."""
 
     status: int
     code: str
-    message: str
+    text: str
 
+    @property
+    def missing(self) -> bool:
+        return self.status == 404 and self.code != "NoSuchBucket"
 
-class SignedRequestError(Exception):
-    """A signed delete was answered with anything but success."""
-
-    def __init__(self, status: int, code: str, message: str):
-        super().__init__(f"{status} {code}: {message}")
-        self.answer = Answer(status, code, message)
-
-
-def answer_of(error: BaseException) -> Answer | None:
-    """The refusal behind ``error``, None when there was no answer."""
-    for e in _chain(error):
-        if isinstance(e, SignedRequestError):
-            return e.answer
-        response = getattr(e, "response", None)
-        if isinstance(response, dict) and "ResponseMetadata" in response:
-            said = response.get("Error", {})
-            status = int(response["ResponseMetadata"].get("HTTPStatusCode", 0))
-            return Answer(status, str(said.get("Code", "")), str(said.get("Message", "")))
-    return None
-
-
-def date_of(headers: Any) -> float | None:
-    """Seconds since the epoch of an answer's ``Date``, None when it has none."""
-    try:
-        return parsedate_to_datetime(headers["date"]).timestamp()
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def is_busy(error: BaseException) -> bool:
-    """Whether the store answered that it could not serve now: the write may have happened."""
-    answer = answer_of(error)
-    return answer is not None and (answer.status in _BUSY or answer.code in _BUSY_CODES)
-
-
-def not_connected(error: BaseException) -> bool:
-    """Whether the connection itself failed, so that nothing was sent.
-
-    botocore's ``EndpointConnectionError`` alone does not say so: aiobotocore raises it for
-    connections lost after the request, too.
-    """
-    import aiohttp
-    from botocore import exceptions as boto
-
-    if isinstance(error, boto.ConnectTimeoutError | boto.ProxyConnectionError | boto.SSLError):
-        return True
-    refused = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-    return any(isinstance(e, refused) for e in _chain(error))
-
-
-def is_unanswered(error: BaseException) -> bool:
-    """Whether the request may have been carried out though no clear answer came."""
-    if answer_of(error) is not None:
-        return is_busy(error)
-    return _lost(error) and not not_connected(error)
-
-
-def may_retry(error: BaseException) -> bool:
-    """Whether the same read may do better in a moment."""
-    return is_busy(error) if answer_of(error) is not None else _lost(error)
-
-
-def explain(error: BaseException, doing: str, endpoint: str, secrets: list[str]) -> BackendError:
-    """``error`` as a `BackendError` (or `UnansweredError`) that says what, where, and what next.
-
-    Its ``__cause__`` is ``error``, or a harmless copy when the text holds a secret.
-    """
-    answer = answer_of(error)
-    text = scrub(str(error), secrets)
-    where = f" at {scrub(endpoint, secrets)}" if endpoint else ""
-    if answer is None:
-        advice = _without_answer(error, text)
-    else:
-        said = f"{answer.status} {answer.code}: {scrub(answer.message, secrets)}".strip(": ")
-        code = answer.code if answer.code in _ADVICE else {403: "AccessDenied"}.get(answer.status)
-        advice = f"{_ADVICE[code]} ({said})" if code else said
-        if is_busy(error):
-            advice = f"the store is busy or failing, try again later ({said})"
-    kind = UnansweredError if is_unanswered(error) else BackendError
-    result = kind(f"could not {doing}{where}: {advice}")
-    result.__cause__ = error if text == str(error) else OSError(f"{type(error).__name__}: {text}")
-    return result
-
-
-def _without_answer(error: BaseException, text: str) -> str:
-    name = type(error).__name__
-    if "Credential" in name or "ProfileNotFound" in name:
+    @property
+    def passing(self) -> bool:
+        """Whether asking again may help."""
+        if self.status == 0:
+            return self.code not in _NEVER_SENT or self.code == "EndpointConnectionError"
         return (
-            "no usable credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pass key="
-            f" and secret= as storage_options ({text})"
+            self.status >= 500 or self.status == 429 or self.code in ("SlowDown", "RequestTimeout")
         )
-    if not_connected(error):
-        return f"cannot connect: check the network, the endpoint and any proxy ({text})"
-    if _lost(error):
-        return f"no answer came: check the network and try again ({name}: {text})"
-    return f"{name}: {text}"
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether a write may have happened all the same."""
+        if self.status == 0:
+            return self.code not in _NEVER_SENT
+        return self.status >= 500 or self.code == "RequestTimeout"
 
 
-def _lost(error: BaseException) -> bool:
-    import aiohttp
-    from botocore import exceptions as boto
-    from botocore.parsers import ResponseParserError
+def fault(error: BaseException) -> Fault:
+    """The failure behind an exception of s3fs, which keeps botocore's as its cause."""
+    chain: list[BaseException] = []
+    at: BaseException | None = error
+    while at is not None and at not in chain:
+        chain.append(at)
+        at = at.__cause__ or at.__context__
+    for e in chain:
+        response: Any = getattr(e, "response", None)
+        if isinstance(response, dict) and "ResponseMetadata" in response:
+            inner = response.get("Error", {})
+            status = int(response["ResponseMetadata"].get("HTTPStatusCode", 0))
+            code = str(inner.get("Code", status))
+            code = "AccessDenied" if code == "403" else code
+            return Fault(status, code, _clean(f"{code}: {inner.get('Message', '')}"))
+    names = [type(e).__name__ for e in chain]
+    known = next((n for n in names if n in _ADVICE or n in _NEVER_SENT), names[0])
+    return Fault(0, known, _clean(f"{names[0]}: {error}"))
 
-    return isinstance(
-        error,
-        boto.HTTPClientError
-        | boto.IncompleteReadError
-        | ResponseParserError
-        | aiohttp.ClientError
-        | aiohttp.http_exceptions.HttpProcessingError
-        | asyncio.TimeoutError
-        | ConnectionError
-        | EOFError,
-    )
+
+def told(url: str, what: str, found: Fault) -> BackendError:
+    """The error a user sees: what, where, why, what to do."""
+    advice = _ADVICE.get(found.code)
+    detail = f"{advice} ({found.text})" if advice else f"{found.text} (status {found.status})"
+    return BackendError(f"{url}: could not {what}: {detail}")
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        yield current
-        seen.add(id(current))
-        current = current.__cause__ or current.__context__
+def send_delete(url: str) -> tuple[int, str]:
+    """Send a signed DELETE once; status 0 when no answer came. Honours AWS_CA_BUNDLE."""
+    from botocore.awsrequest import AWSRequest
+
+    try:
+        answer = _session().send(AWSRequest(method="DELETE", url=url).prepare())
+        return answer.status_code, answer.content.decode(errors="replace")[:500]
+    except Exception as e:
+        return 0, type(e).__name__
+
+
+@lru_cache(maxsize=1)
+def _session() -> Any:
+    import os
+
+    from botocore.httpsession import URLLib3Session
+
+    verify: Any = os.environ.get("AWS_CA_BUNDLE", True)
+    return URLLib3Session(verify=verify, timeout=(5, 60), max_pool_connections=32)
+
+
+def _clean(text: str) -> str:
+    return _SECRET.sub(r"\1=...", text)[:500]

@@ -187,6 +187,7 @@ class LocalBackend:
         return outcomes
 
     def lock(self, *, exclusive: bool, timeout: float) -> AbstractContextManager[None]:
+        self._need_root()
         return folder_lock(
             self._root, exclusive=exclusive, timeout=timeout, mode=self._file_mode() | 0o200
         )
