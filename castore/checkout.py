@@ -81,7 +81,10 @@ def checkout(
 def _refuse_existing(tree: Tree, target: str, force: bool) -> None:
     if os.path.lexists(target) and not os.path.isdir(target):
         raise AlreadyExistsError(f"{target} exists and is not a folder: choose another target")
-    if force or not os.path.isdir(target):
+    if not os.path.isdir(target):
+        return
+    _refuse_obstacles(tree, target)
+    if force:
         return
     there = [
         p
@@ -94,6 +97,28 @@ def _refuse_existing(tree: Tree, target: str, force: bool) -> None:
             f"{target} already holds {len(there)} of the names to write, {there[0]!r} for one:"
             " choose another target or pass --force to replace them"
         )
+
+
+def _refuse_obstacles(tree: Tree, target: str) -> None:
+    """`InvalidInputError` where a file or link stands in for a folder, or the other way round.
+
+    Asked before anything is moved, so that what is refused is left as it was.
+    """
+    folders: set[str] = set()
+    for path, entry in tree.entries.items():
+        folders.add(path if isinstance(entry, Folder) else "")
+        parts = path.split("/")
+        folders.update("/".join(parts[:i]) for i in range(1, len(parts)))
+        full = os.path.join(target, path)
+        if not isinstance(entry, Folder) and os.path.isdir(full) and not os.path.islink(full):
+            raise InvalidInputError(f"{full} is a folder: move it away or choose another target")
+    for folder in sorted(folders - {""}):
+        full = os.path.join(target, folder)
+        if os.path.lexists(full) and (os.path.islink(full) or not os.path.isdir(full)):
+            raise InvalidInputError(
+                f"{full} is there and is no folder (a link is not followed): move it away or"
+                " choose another target"
+            )
 
 
 def _prepare(tree: Tree, root: str) -> None:

@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from castore.backend import ExpiredError, UnansweredError
-from castore.errors import AlreadyExistsError, BackendError, InvalidInputError, ObjectNotFoundError
+from castore.errors import (
+    AlreadyExistsError,
+    BackendError,
+    CorruptObjectError,
+    InvalidInputError,
+    ObjectNotFoundError,
+)
 from castore.objects import object_name
 from castore.publish import PRUNE, Patience, Sweep, close_sweep, fence, read_sweep
 from castore.reach import Roots, Stored, closure, list_objects
@@ -74,7 +80,8 @@ def prune(
     Raises
     ------
     IntegrityError, FormatError
-        A snapshot or tree cannot be read: what it needs is not known, nothing was deleted.
+        A snapshot, a tree or the header of an object that stays cannot be read: what it needs
+        is not known, nothing was deleted.
     BackendError
         The store failed, or honours no conditions and ``offline`` is not set.
     """
@@ -126,8 +133,29 @@ def look(
     now = repository.backend.now()
     needed = frozenset[str]().union(*listed.values(), *forgotten.values())
     young = [d for d, o in objects.items() if o.modified + grace > now]
-    keep = closure(objects, [*needed, *young])
+    keep = _closure(repository, objects, [*needed, *young])
     return Plan([d for d in objects if d not in keep], expired, objects)
+
+
+def _closure(repository: Repository, objects: dict[str, Stored], roots: Sequence[str]) -> set[str]:
+    """`closure`, with a second look at damaged headers: of what stays the base must be known."""
+    keep = closure(objects, roots)
+    while blind := [d for d in keep if d in objects and objects[d].header is None]:
+        for digest in blind:
+            try:
+                header = repository.store.header(digest)
+            except CorruptObjectError as e:
+                raise CorruptObjectError(
+                    f"{e}: it stays, and its base is not known: nothing was deleted; run 'castore"
+                    " check', then repair it or forget what needs it",
+                    name=digest,
+                ) from e
+            if header is None:
+                del objects[digest]  # another prune took it meanwhile
+            else:
+                objects[digest].header = header
+        keep = closure(objects, roots)
+    return keep
 
 
 def prune_remote(

@@ -100,23 +100,21 @@ def fresh_name(backend: Backend, data: bytes, namespace: str, key: str) -> Snaps
         The newest name is over a day ahead of the store's clock.
     """
     now = int(backend.now() * 1_000_000)
-    stats = [
-        stat
-        for folder in ("snapshots", "forgotten")
-        for stat in backend.list(f"{folder}/{namespace}", limit=1)
-    ]
-    newest = max(filter(None, (parse_name(s.name) for s in stats)), key=_time, default=None)
+    newest = _first(backend, f"snapshots/{namespace}")
     if newest is not None and newest.time > now + _DAY:
         raise BackendError(
             f"the newest snapshot of {namespace!r} is named {(newest.time - now) / _DAY:.1f} days"
             f" ahead of the clock of {backend.url}: set the clock right, or forget {newest}"
         )
-    at = now if newest is None else max(now, newest.time + 1)
+    forgotten = _first(backend, f"forgotten/{namespace}")
+    used = [n.time + 1 for n in (newest, forgotten) if n is not None and n.time <= now + _DAY]
+    at = max(now, *used) if used else now
     return name_of(data, namespace, key, at)
 
 
-def _time(name: SnapshotName) -> int:
-    return name.time
+def _first(backend: Backend, folder: str) -> SnapshotName | None:
+    names = (parse_name(stat.name) for stat in backend.list(folder, limit=1))
+    return next(names, None)
 
 
 def newest_name(backend: Backend, namespace: str) -> SnapshotName | None:

@@ -59,6 +59,7 @@ class Walker:
         with ThreadPoolExecutor(workers) as pool:
             for future in [pool.submit(self._group, g) for g in groups]:
                 future.result()
+        self._group(sorted(self._wanted))  # what no group held
         if self._failed:
             raise self._failed
 

@@ -95,7 +95,9 @@ def test_a_writer_frozen_before_its_create_is_fenced_and_starts_over() -> None:
     world = World()
     writer = actor(world, before=once("create", "snapshots/", lambda: sweep(world) and None))
     done = writer.commit(draft(a=b"x" * 1000))
-    fences = [n for n, (d, _, _) in world.names.items() if n.startswith("snapshots/") and d == FENCE]
+    fences = [
+        n for n, (d, _, _) in world.names.items() if n.startswith("snapshots/") and d == FENCE
+    ]
     assert len(fences) == 1 and done.name.path not in fences
     whole(world, 1)
 
@@ -294,7 +296,9 @@ def test_unforget_is_a_commit_under_a_fresh_name_and_refuses_what_is_missing() -
     fresh = owner.unforget(name)
     assert fresh.id == name.id and fresh.name < name.name
     owner.forget(fresh)
-    victim = next(n for n in world.names if n.startswith("objects/") and len(world.names[n][0]) > 64)
+    victim = next(
+        n for n in world.names if n.startswith("objects/") and len(world.names[n][0]) > 64
+    )
     tree_and_blobs = {n for n in world.names if n.startswith("objects/")}
     for n in tree_and_blobs - {victim}:
         del world.names[n]

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import random
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -18,16 +19,20 @@ from pathlib import Path
 from castore.errors import BackendError
 
 _held: weakref.WeakSet[_Descriptor] = weakref.WeakSet()
+_opening = threading.RLock()
+"""Held while a descriptor is opened and noted, and over a fork, so that none escapes `_held`."""
 
 
 class _Descriptor:
     """A lock file's descriptor, closed in forked children: an inherited one outlives its owner."""
 
     def __init__(self, path: Path, mode: int):
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        with _opening:
+            self.fd = os.open(path, flags, mode)
+            _held.add(self)
         with contextlib.suppress(OSError):
             os.fchmod(self.fd, mode)
-        _held.add(self)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -38,9 +43,12 @@ class _Descriptor:
 def _close_in_child() -> None:
     for descriptor in list(_held):
         descriptor.close()
+    _opening.release()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+os.register_at_fork(
+    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_close_in_child
+)
 
 
 @contextlib.contextmanager

@@ -12,20 +12,26 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import stat as st
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from castore.backend import MAX_OBJECT, MISSING, ExpiredError, Stat, check_name
+from castore.backend import MISSING, ExpiredError, Stat, check_name
 from castore.backends._folder_lock import folder_lock
+from castore.backends._folder_write import (
+    NewFile,
+    file_mode,
+    make_folder,
+    sync_folder,
+    version_of,
+)
+from castore.backends._rules import refuse_large, span
 from castore.digest import Buffer
 from castore.errors import (
     AlreadyExistsError,
     BackendError,
-    InvalidInputError,
     ObjectNotFoundError,
 )
 
@@ -36,32 +42,41 @@ _ADVICE = {
     errno.EACCES: "no permission: ask the repository's owner ('castore init --shared' serves a group)",
     errno.EPERM: "no permission: ask the repository's owner ('castore init --shared' serves a group)",
     errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
+    errno.ELOOP: "a symbolic link stands where a file should: look who put it there",
     errno.EIO: "the disk failed: look at the system's log before anything else",
 }
+
+_OWN = {"lock", "lock.queue", "lock.replace"}
+_AT_ONCE = 128  # files open at once: the usual limit of a process is 1024
 
 
 class LocalBackend:
     """A folder; see `castore.backend.Backend` for the contract."""
 
     kind = "local"
-    parallel = 4
+    parallel = 2
 
     def __init__(self, path: str):
         self._root = Path(path).absolute()
         self.url = str(self._root)
+        self._settled: set[Path] = set()
 
     def __repr__(self) -> str:
         return f"LocalBackend({self.url!r})"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return LocalBackend, (self.url,)
+
     # -- reading
 
     def get(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
+        first, last = span(start, stop)
         with self._open(name) as fd:
-            return self._read(fd, start or 0, stop)
+            return self._read(fd, first, last)
 
     def get_versioned(self, name: str) -> tuple[bytes, str]:
         with self._open(name) as fd:
-            return self._read(fd, 0, None), _version(os.fstat(fd))
+            return self._read(fd, 0, None), version_of(os.fstat(fd))
 
     def stat(self, name: str) -> Stat:
         with self._open(name) as fd:
@@ -103,60 +118,90 @@ class LocalBackend:
         """Write all, sync all, link all, then sync each folder once."""
         for name, data in items:
             check_name(name)
-            _refuse_large(name, data)
-        files: builtins.list[int] = []
-        folders: set[Path] = set()
+            refuse_large(name, data)
+        versions: builtins.list[str | None] = []
         with self._told("write"):
             self._need_root()
-            try:
-                for _, data in items:
-                    files.append(self._unnamed())
-                    _write(files[-1], data)
-                for fd in files:
-                    os.fsync(fd)
-                pairs = zip(items, files, strict=True)
-                versions = [self._link(fd, name, folders) for (name, _), fd in pairs]
-            finally:
-                for fd in files:
-                    os.close(fd)
-            for folder in folders:
-                _sync_folder(folder)
+            for i in range(0, len(items), _AT_ONCE):
+                versions += self._create_some(items[i : i + _AT_ONCE])
+            self._sync({self._path(name).parent for name, _ in items})
         return versions
+
+    def _create_some(self, items: Sequence[tuple[str, Buffer]]) -> builtins.list[str | None]:
+        with contextlib.ExitStack() as stack:
+            files: builtins.list[NewFile | None] = []
+            for name, data in items:
+                if os.path.lexists(self._path(name)):
+                    files.append(None)
+                    continue
+                file = NewFile(self._root)
+                stack.callback(file.close)
+                file.write(data)
+                files.append(file)
+            for made in files:
+                if made is not None:
+                    made.seal()
+            pairs = zip(items, files, strict=True)
+            return [f and self._link(f, self._path(name)) for (name, _), f in pairs]
+
+    def _link(self, file: NewFile, path: Path) -> str | None:
+        for _ in range(2):
+            try:
+                return file.link(path)
+            except FileExistsError:
+                return None
+            except FileNotFoundError:
+                make_folder(self._root, path.parent)
+        raise FileNotFoundError(errno.ENOENT, "the folder vanished", str(path.parent))
 
     def sync(self, names: Iterable[str]) -> None:
         with self._told("write"):
-            for folder in {self._path(n).parent for n in names}:
-                _sync_folder(folder)
+            self._sync({self._path(n).parent for n in names})
+
+    def _sync(self, folders: Iterable[Path]) -> None:
+        """Sync ``folders``, and what is above those that this backend has not seen before.
+
+        Another process may have made such a folder a moment ago, and not have synced it yet.
+        """
+        todo = set(folders)
+        for folder in list(todo):
+            while folder != self._root and folder not in self._settled:
+                folder = folder.parent
+                todo.add(folder)
+        for folder in todo:
+            sync_folder(folder)
+        self._settled |= todo
 
     def replace(self, name: str, data: Buffer, if_version: str) -> str:
-        _refuse_large(name, data)
+        refuse_large(name, data)
         path = self._path(name)
         with self._told("write"), self._replacing():
             try:
-                current = _version(os.lstat(path))
+                info = os.lstat(path)
+                current, after = version_of(info), info.st_mtime_ns
             except FileNotFoundError:
-                current = MISSING
+                current, after = MISSING, 0
             if current != if_version:
                 raise AlreadyExistsError(f"{self.url}/{name} was changed by another writer")
-            temporary = self._root / "tmp" / secrets.token_hex(16)
-            folders: set[Path] = {path.parent}
-            self._make_folder(path.parent, folders)
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            make_folder(self._root, path.parent)
+            file = NewFile(self._root)
             try:
-                _write(fd, data)
-                os.fchmod(fd, self._file_mode())
-                os.fsync(fd)
-                version = _version(os.fstat(fd))
-                os.replace(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+                file.write(data)
+                file.seal(after)
+                version = self._take_place(file, path, new=if_version == MISSING)
             finally:
-                os.close(fd)
-            for folder in folders:
-                _sync_folder(folder)
+                file.close()
+            self._sync({path.parent})
         return version
+
+    def _take_place(self, file: NewFile, path: Path, *, new: bool) -> str:
+        """Rename over a name that stands; link to a new one, which `create` knows no lock for."""
+        if not new:
+            return file.rename(path, self._root / "tmp")
+        try:
+            return file.link(path)
+        except FileExistsError:
+            raise AlreadyExistsError(f"{path} was made by another writer") from None
 
     def delete(self, name: str, expires: float | None = None) -> None:
         outcome = self.delete_many([name], expires)[0]
@@ -183,28 +228,38 @@ class LocalBackend:
         with self._told("delete"):
             for folder in folders:
                 with contextlib.suppress(FileNotFoundError):
-                    _sync_folder(folder)
+                    sync_folder(folder)
         return outcomes
 
     def lock(self, *, exclusive: bool, timeout: float) -> AbstractContextManager[None]:
         self._need_root()
-        return folder_lock(
-            self._root, exclusive=exclusive, timeout=timeout, mode=self._file_mode() | 0o200
-        )
+        return folder_lock(self._root, exclusive=exclusive, timeout=timeout, mode=self._lock_mode())
+
+    def _lock_mode(self) -> int:
+        with self._told("lock"):
+            self._need_root()
+            return file_mode(self._root)
 
     def probe(self) -> bool:
         return True
 
     def prepare(self, *, shared: bool) -> None:
         with self._told("make"):
+            made = [p for p in (self._root, *self._root.parents) if not p.exists()]
             self._root.mkdir(parents=True, exist_ok=True)
             if shared:
-                os.chmod(self._root, 0o2775)
-            (self._root / "tmp").mkdir(exist_ok=True)
-            if shared:
-                os.chmod(self._root / "tmp", 0o2775)
-            _sync_folder(self._root)
-            _sync_folder(self._root.parent)
+                self._share(fresh=self._root in made)
+            make_folder(self._root, self._root / "tmp")
+            sync_folder(self._root)
+            for folder in made:
+                with contextlib.suppress(PermissionError):  # a parent one may pass but not read
+                    sync_folder(folder.parent)
+
+    def _share(self, *, fresh: bool) -> None:
+        mode = st.S_IMODE(os.stat(self._root).st_mode)
+        wanted = 0o2775 if fresh else mode | 0o2770
+        if mode != wanted:
+            os.chmod(self._root, wanted)
 
     # -- within
 
@@ -221,7 +276,10 @@ class LocalBackend:
                 self._need_root()
                 raise ObjectNotFoundError(f"{self.url}/{name} does not exist") from None
             try:
-                if not st.S_ISREG(os.fstat(fd).st_mode):
+                mode = os.fstat(fd).st_mode
+                if st.S_ISDIR(mode):
+                    raise ObjectNotFoundError(f"{self.url}/{name} is a folder")
+                if not st.S_ISREG(mode):
                     raise BackendError(f"{path} is not a regular file: look who put it there")
                 yield fd
             finally:
@@ -247,7 +305,7 @@ class LocalBackend:
         try:
             with os.scandir(self._root / folder) as entries:
                 return sorted(entries, key=_sort_key)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             self._need_root()
             return []
         except OSError as e:
@@ -258,11 +316,11 @@ class LocalBackend:
         for child in self._children(folder):
             name = f"{folder}/{child.name}" if folder else child.name
             if child.is_dir(follow_symlinks=False):
-                if name == "tmp" and folder == "":
+                if name == "tmp":
                     continue
                 if after is None or f"{name}/\U0010ffff" > after:
                     yield from self._walk(name, after)
-            elif after is None or name > after:
+            elif name not in _OWN and (after is None or name > after):
                 try:
                     info = child.stat(follow_symlinks=False)
                 except FileNotFoundError:
@@ -270,63 +328,21 @@ class LocalBackend:
                 if st.S_ISREG(info.st_mode):
                     yield name, info
 
-    def _unnamed(self) -> int:
-        try:
-            fd = os.open(self._root / "tmp", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            self._make_folder(self._root / "tmp", set())
-            fd = os.open(self._root / "tmp", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        os.fchmod(fd, self._file_mode())
-        return fd
-
-    def _link(self, fd: int, name: str, folders: set[Path]) -> str | None:
-        path = self._root / name
-        folders.add(path.parent)
-        for _ in range(2):
-            try:
-                os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
-                return _version(os.fstat(fd))
-            except FileExistsError:
-                return None
-            except FileNotFoundError:
-                self._make_folder(path.parent, folders)
-        raise FileNotFoundError(errno.ENOENT, "folder vanished", str(path.parent))
-
-    def _make_folder(self, folder: Path, made_in: set[Path]) -> None:
-        """Make ``folder`` with the root's group policy, noting what must be synced."""
-        if folder == self._root or folder.is_dir():
-            return
-        self._make_folder(folder.parent, made_in)
-        made_in.add(folder.parent)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, 0o755)
-            if self._shared:
-                os.chmod(folder, 0o2775)
-
-    @property
-    def _shared(self) -> bool:
-        return bool(os.stat(self._root).st_mode & st.S_IWGRP)
-
-    def _file_mode(self) -> int:
-        """Readable by those who may list the root; the group may also replace, if it may write there."""
-        with contextlib.suppress(OSError):
-            return 0o664 if self._shared else 0o644 & os.stat(self._root).st_mode | 0o600
-        return 0o644
-
     @contextlib.contextmanager
     def _replacing(self) -> Iterator[None]:
+        """Alone among `replace` calls; not in ``tmp/``, where old files are swept away."""
         self._need_root()
-        self._make_folder(self._root / "tmp", set())
-        mode = self._file_mode() | 0o200
-        fd = os.open(
-            self._root / "tmp" / "replace.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode
-        )
+        mode = file_mode(self._root)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(self._root / "lock.replace", flags, mode)
         try:
             with contextlib.suppress(PermissionError):
                 os.fchmod(fd, mode)
             fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-            fcntl.flock(fd, fcntl.LOCK_UN)
+            try:
+                yield
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child may have inherited it
         finally:
             os.close(fd)
 
@@ -340,36 +356,16 @@ class LocalBackend:
             raise self._error(what, e) from e
 
     def _error(self, what: str, e: OSError) -> BackendError:
-        advice = _ADVICE.get(e.errno or 0, e.strerror or str(e))
-        return BackendError(f"{self.url}: could not {what}: {advice} ({e.filename or self.url})")
+        reason = e.strerror or str(e)
+        advice = _ADVICE.get(e.errno or 0)
+        where = e.filename2 or e.filename or self.url
+        text = f"{advice} ({reason}: {where})" if advice else f"{reason} ({where})"
+        return BackendError(f"{self.url}: could not {what}: {text}")
 
 
 def _sort_key(entry: os.DirEntry[str]) -> str:
     return entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name
 
 
-def _refuse_large(name: str, data: Buffer) -> None:
-    if len(data) > MAX_OBJECT:
-        raise InvalidInputError(f"{name}: {len(data)} bytes, at most {MAX_OBJECT}")
-
-
-def _version(info: os.stat_result) -> str:
-    return f"{info.st_ino:x}-{info.st_mtime_ns:x}-{info.st_size:x}"
-
-
 def _stat(name: str, info: os.stat_result) -> Stat:
-    return Stat(name, info.st_size, info.st_mtime, _version(info))
-
-
-def _write(fd: int, data: Buffer) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    return Stat(name, info.st_size, info.st_mtime, version_of(info))

@@ -197,8 +197,8 @@ def _spoiled(result: T, kind: Kind | None) -> T:
     if kind not in ("truncate", "flip"):
         return result
     if isinstance(result, bytes):
-        damaged = result[:-1] if kind == "truncate" else result[:-1] + _turned(result[-1:])
-        return damaged  # type: ignore[return-value]
+        last = b"" if kind == "truncate" else _turned(result[-1:])
+        return result[:-1] + last  # type: ignore[return-value]
     if isinstance(result, tuple) and result and isinstance(result[0], bytes):
         return (_spoiled(result[0], kind), *result[1:])  # type: ignore[return-value]
     return result

@@ -1,0 +1,248 @@
+"""Side by side on one folder of checkpoints: `cp` + fsync, castore, and peers that are installed.
+
+    python benchmarks/local.py FOLDER [--rounds 5] [--work DIR] [--peers cp,castore,castore-none,restic,borg,zipnn]
+
+Every round runs every system once, in rotating order, each in a fresh store; the figures are medians
+over the rounds, and the ratios medians of per-round ratios to `cp` + fsync of the same round. Rounds in
+which `cp` took over 0.9 CPU seconds a GB are dropped. What a round wrote is deleted two rounds
+later; one warm-up round is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+STEPS = ("put", "again", "restore", "verify")
+
+
+@dataclass
+class Figures:
+    """Wall and CPU seconds of each step in one round, and stored bytes."""
+
+    wall: dict[str, float] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=dict)
+    stored: int = 0
+
+
+def cpu_now() -> float:
+    uses = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in uses)
+
+
+def timed(figures: Figures, step: str, work: Callable[[], object]) -> None:
+    cpu, wall = cpu_now(), time.perf_counter()
+    work()
+    figures.wall[step] = time.perf_counter() - wall
+    figures.cpu[step] = cpu_now() - cpu
+
+
+def sync_tree(root: Path) -> None:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            fd = os.open(os.path.join(folder, name), os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
+
+
+def size_of(root: Path) -> int:
+    return sum(p.lstat().st_size for p in root.rglob("*") if p.is_file())
+
+
+def same(a: Path, b: Path) -> bool:
+    for path in (p for p in a.rglob("*") if p.is_file()):
+        if not filecmp.cmp(path, b / path.relative_to(a), shallow=False):
+            return False
+    return True
+
+
+def run(command: str, **environment: str) -> None:
+    subprocess.run(
+        command,
+        shell=True,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **environment},
+    )
+
+
+def cp(source: Path, work: Path) -> Figures:
+    f = Figures()
+
+    def copy(a: Path, b: Path) -> None:
+        run(f"cp -r {a} {b}")
+        sync_tree(b)
+
+    work.mkdir()
+    timed(f, "put", lambda: copy(source, work / "a"))
+    timed(f, "again", lambda: copy(source, work / "b"))
+    timed(f, "restore", lambda: copy(work / "a", work / "c"))
+    timed(f, "verify", lambda: run(f"cd {work}/a && find . -type f -exec cat {{}} + | cksum"))
+    f.stored = size_of(work / "a")
+    return f
+
+
+def castore(compression: str) -> Callable[[Path, Path], Figures]:
+    def go(source: Path, work: Path) -> Figures:
+        from castore.check import check
+        from castore.commit import Options
+        from castore.repository import Repository
+
+        f = Figures()
+        work.mkdir()
+        repository = Repository.init(work / "store")
+        options = Options(compression=compression)  # type: ignore[arg-type]
+        timed(f, "put", lambda: repository.commit([source], options=options))
+        f.stored = size_of(work / "store")
+        timed(f, "again", lambda: repository.commit([source], options=options))
+        timed(f, "restore", lambda: repository.checkout("latest", work / "out"))
+        timed(f, "verify", lambda: assert_clean(list(check(repository, read_data=True))))
+        if not same(source, work / "out"):
+            raise SystemExit("castore gave other bytes back")
+        return f
+
+    return go
+
+
+def assert_clean(problems: list[object]) -> None:
+    if problems:
+        raise SystemExit(f"castore check: {problems[0]}")
+
+
+def restic(source: Path, work: Path) -> Figures:
+    f = Figures()
+    work.mkdir()
+    env = {
+        "RESTIC_REPOSITORY": f"{work}/store", "RESTIC_PASSWORD": "x",
+        "XDG_CACHE_HOME": f"{work}/cache",
+    }  # fmt: skip
+    run("restic -q init", **env)
+    copy = work / "copy"
+    shutil.copytree(source, copy)
+    timed(f, "put", lambda: run(f"restic -q backup {source}", **env))
+    f.stored = size_of(work / "store")
+    timed(f, "again", lambda: run(f"restic -q backup {copy}", **env))
+    timed(
+        f,
+        "restore",
+        lambda: run(f"restic -q restore latest --path {source} --target {work}/out", **env),
+    )
+    timed(f, "verify", lambda: run("restic -q check --read-data", **env))
+    return f
+
+
+def borg(source: Path, work: Path) -> Figures:
+    f = Figures()
+    work.mkdir()
+    env = {
+        "BORG_BASE_DIR": f"{work}/base", "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK": "yes",
+        "BORG_RELOCATED_REPO_ACCESS_IS_OK": "yes",
+    }  # fmt: skip
+    store = work / "store"
+    run(f"borg init -e none {store}", **env)
+    copy = work / "copy"
+    shutil.copytree(source, copy)
+    (work / "out").mkdir()
+    timed(f, "put", lambda: run(f"borg create -C zstd,3 {store}::a {source}", **env))
+    f.stored = size_of(store)
+    timed(f, "again", lambda: run(f"borg create -C zstd,3 {store}::b {copy}", **env))
+    timed(f, "restore", lambda: run(f"cd {work}/out && borg extract {store}::a", **env))
+    timed(f, "verify", lambda: run(f"borg check --verify-data {store}", **env))
+    return f
+
+
+def zipnn(source: Path, work: Path) -> Figures:
+    import zipnn as library
+
+    f = Figures()
+    (work / "out").mkdir(parents=True)
+    files = sorted(p for p in source.rglob("*") if p.is_file())
+    kind = "bfloat16" if "bf16" in source.name else "float32"
+
+    def put() -> None:
+        for i, path in enumerate(files):
+            packer = library.ZipNN(input_format="byte", bytearray_dtype=kind, threads=2)
+            (work / f"{i}.znn").write_bytes(packer.compress(bytearray(path.read_bytes())))
+        sync_tree(work)
+
+    def restore() -> None:
+        for i in range(len(files)):
+            packer = library.ZipNN(input_format="byte", threads=2)
+            (work / "out" / str(i)).write_bytes(packer.decompress((work / f"{i}.znn").read_bytes()))
+        sync_tree(work / "out")
+
+    timed(f, "put", put)
+    f.stored = size_of(work)
+    timed(f, "restore", restore)
+    return f
+
+
+SYSTEMS: dict[str, Callable[[Path, Path], Figures]] = {
+    "cp": cp, "castore": castore("auto"), "castore-none": castore("none"), "restic": restic,
+    "borg": borg, "zipnn": zipnn,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--work", type=Path, default=Path("/tmp/castore-bench"))
+    parser.add_argument("--peers", default="cp,castore,castore-none")
+    arguments = parser.parse_args()
+    source = arguments.folder.resolve()
+    logical = size_of(source)
+    names = arguments.peers.split(",")
+    base = arguments.work / str(os.getpid())
+    base.mkdir(parents=True)
+    rounds: list[dict[str, Figures]] = []
+    try:
+        for n in range(-1, arguments.rounds):
+            order = names[n % len(names) :] + names[: n % len(names)]
+            result = {name: SYSTEMS[name](source, base / f"{n}-{name}") for name in order}
+            if n >= 0:
+                rounds.append(result)
+            for name in names:
+                shutil.rmtree(base / f"{n - 1}-{name}", ignore_errors=True)
+            line = {k: {s: round(w, 2) for s, w in f.wall.items()} for k, f in result.items()}
+            print(f"round {n}: {json.dumps(line)}", file=sys.stderr, flush=True)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    report(source, logical, names, rounds)
+
+
+def report(source: Path, logical: int, names: list[str], rounds: list[dict[str, Figures]]) -> None:
+    kept = [r for r in rounds if r["cp"].cpu["put"] <= 0.9 * logical / 1e9] or rounds
+    print(f"\n`{source.name}`, {logical / 1e9:.2f} GB, {len(kept)} of {len(rounds)} rounds kept\n")
+    print(
+        "| system | stored/logical | " + " | ".join(f"{s} s (x cp) cpu s/GB" for s in STEPS) + " |"
+    )
+    print("|---|---|" + "---|" * len(STEPS))
+    for name in names:
+        cells = [f"{statistics.median(r[name].stored for r in kept) / logical:.4f}"]
+        for step in STEPS:
+            if step not in kept[0][name].wall:
+                cells.append("-")
+                continue
+            wall = statistics.median(r[name].wall[step] for r in kept)
+            base = "put" if step == "verify" else step
+            ratio = statistics.median(r[name].wall[step] / r["cp"].wall[base] for r in kept)
+            cpu = statistics.median(r[name].cpu[step] for r in kept) / (logical / 1e9)
+            cells.append(f"{wall:.2f} ({ratio:.2f}) {cpu:.2f}")
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Backends that misbehave on purpose, wrapped around real ones; and a clock that tests own.
+
+`castore.testing.FaultyBackend` is what driver authors get. These are smaller and meaner: they
+stop a whole program between any two of its writes, which only the store's own tests need.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from castore.backend import Stat
+from castore.errors import BackendError
+
+
+class Wrapped:
+    """Everything as the wrapped backend does it."""
+
+    def __init__(self, inner: Any):
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class Clock(Wrapped):
+    """A store whose clock is ``ahead`` seconds ahead; ``sleep`` moves it on instead of waiting.
+
+    What is written gets its time by this clock.
+    """
+
+    def __init__(self, inner: Any, ahead: float = 0.0):
+        super().__init__(inner)
+        self.ahead = ahead
+        self._written: dict[str, float] = {}
+
+    def sleep(self, seconds: float) -> None:
+        self.ahead += seconds
+
+    def now(self) -> float:
+        return float(self.inner.now()) + self.ahead
+
+    def create(self, name: str, data: Any) -> Any:
+        version = self.inner.create(name, data)
+        self._written[name] = self.ahead
+        return version
+
+    def create_many(self, items: Sequence[tuple[str, Any]]) -> Any:
+        versions = self.inner.create_many(items)
+        for (name, _), version in zip(items, versions, strict=True):
+            if version is not None:
+                self._written[name] = self.ahead
+        return versions
+
+    def replace(self, name: str, data: Any, if_version: str) -> Any:
+        version = self.inner.replace(name, data, if_version)
+        self._written[name] = self.ahead
+        return version
+
+    def stat(self, name: str) -> Stat:
+        return self._shifted(self.inner.stat(name))
+
+    def list(
+        self, prefix: str, after: str | None = None, limit: int | None = None
+    ) -> Iterator[Stat]:
+        return map(self._shifted, self.inner.list(prefix, after, limit))
+
+    def _shifted(self, stat: Stat) -> Stat:
+        return replace(stat, modified=stat.modified + self._written.get(stat.name, 0.0))
+
+
+class Crash(BaseException):
+    """The process is dead from here on."""
+
+
+class Crashing(Wrapped):
+    """Dies at the ``at``-th write (from 0): before it acts, half-way through it, or after.
+
+    Dead means dead: every later call dies too, so that no clean-up code can help.
+    """
+
+    def __init__(self, inner: Any, at: int, moment: str):
+        super().__init__(inner)
+        self.at, self.moment = at, moment
+        self.writes = 0
+        self.dead = False
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.inner, name)
+        if not callable(value) or name == "lock":
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.dead:
+                raise Crash
+            return value(*args, **kwargs)
+
+        return call
+
+    def _write(self, act: Callable[[], Any], half: Callable[[], Any]) -> Any:
+        with self._lock:
+            if self.dead:
+                raise Crash
+            mine, self.writes = self.writes, self.writes + 1
+            if mine != self.at:
+                return act()
+            self.dead = True
+            if self.moment == "half":
+                half()
+            elif self.moment == "after":
+                act()
+            raise Crash
+
+    def create(self, name: str, data: Any) -> Any:
+        return self._write(lambda: self.inner.create(name, data), lambda: None)
+
+    def create_many(self, items: Sequence[tuple[str, Any]]) -> Any:
+        return self._write(
+            lambda: self.inner.create_many(items),
+            lambda: self.inner.create_many(items[: len(items) // 2]),
+        )
+
+    def replace(self, name: str, data: Any, if_version: str) -> Any:
+        return self._write(lambda: self.inner.replace(name, data, if_version), lambda: None)
+
+    def delete(self, name: str, expires: float | None = None) -> Any:
+        return self._write(lambda: self.inner.delete(name, expires), lambda: None)
+
+    def delete_many(self, names: Sequence[str], expires: float | None = None) -> Any:
+        return self._write(
+            lambda: self.inner.delete_many(names, expires),
+            lambda: self.inner.delete_many(names[: len(names) // 2], expires),
+        )
+
+
+class Outage(Wrapped):
+    """`BackendError` from every call whose first argument ``refuse`` accepts, while ``on``."""
+
+    def __init__(self, inner: Any, refuse: Callable[[str, str], bool]):
+        super().__init__(inner)
+        self.refuse, self.on = refuse, True
+
+    def _check(self, call: str, name: str) -> None:
+        if self.on and self.refuse(call, name):
+            raise BackendError(f"{name}: the store does not answer") from TimeoutError(name)
+
+    def get(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
+        self._check("get", name)
+        return bytes(self.inner.get(name, start, stop))
+
+    def get_versioned(self, name: str) -> tuple[bytes, str]:
+        self._check("get", name)
+        data, version = self.inner.get_versioned(name)
+        return data, version
+
+    def stat(self, name: str) -> Stat:
+        self._check("stat", name)
+        found: Stat = self.inner.stat(name)
+        return found
+
+    def list(
+        self, prefix: str, after: str | None = None, limit: int | None = None
+    ) -> Iterator[Stat]:
+        self._check("list", prefix)
+        return iter(list(self.inner.list(prefix, after, limit)))
+
+    def folders(self, prefix: str) -> Any:
+        self._check("list", prefix)
+        return self.inner.folders(prefix)
+
+    def delete_many(
+        self, names: Sequence[str], expires: float | None = None
+    ) -> list[BaseException | None]:
+        outcomes: list[BaseException | None] = []
+        for name in names:
+            try:
+                self._check("delete", name)
+                outcomes += self.inner.delete_many([name], expires)
+            except BackendError as e:
+                outcomes.append(e)
+        return outcomes
+
+
+class BadReads(Wrapped):
+    """Changes what a read gives: ``spoil(name, data, n)`` sees the ``n``-th whole read of a name."""
+
+    def __init__(self, inner: Any, spoil: Callable[[str, bytes, int], bytes]):
+        super().__init__(inner)
+        self._spoil, self._reads = spoil, dict[str, int]()
+
+    def get(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
+        data = bytes(self.inner.get(name, start, stop))
+        if start is not None or stop is not None:
+            return data
+        n = self._reads[name] = self._reads.get(name, 0) + 1
+        return self._spoil(name, data, n)
+
+
+class Counting(Wrapped):
+    """Keeps the names that were read, created and deleted."""
+
+    def __init__(self, inner: Any):
+        super().__init__(inner)
+        self.read: list[str] = []
+        self.created: list[str] = []
+        self.deleted: list[str] = []
+
+    def get(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
+        if start is None and stop is None:
+            self.read.append(name)
+        return bytes(self.inner.get(name, start, stop))
+
+    def create(self, name: str, data: Any) -> Any:
+        self.created.append(name)
+        return self.inner.create(name, data)
+
+    def create_many(self, items: Sequence[tuple[str, Any]]) -> Any:
+        self.created += [n for n, _ in items]
+        return self.inner.create_many(items)
+
+    def delete(self, name: str, expires: float | None = None) -> Any:
+        self.deleted.append(name)
+        return self.inner.delete(name, expires)
+
+    def delete_many(self, names: Sequence[str], expires: float | None = None) -> Any:
+        self.deleted += names
+        return self.inner.delete_many(names, expires)

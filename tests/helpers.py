@@ -1,0 +1,214 @@
+"""What the tests share: content that looks like checkpoints, folders, raw access to a store."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import stat as st
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from castore import frame
+from castore.check import CheckReport, Problem, check
+from castore.objects import digest_of_name, object_name
+from castore.publish import Patience
+from castore.repository import Repository
+from castore.snapshot import SnapshotName
+from castore.source import Draft, MemoryFile, SourceEntry
+from castore.tree import File, Folder, Link
+from tests.faults import Clock
+
+_numbers = itertools.count()
+ODD_ROOTS = ["lr[1e-3]", "a?b", "50%", "x#y", "sp ace", "ünï", "st*r"]
+
+
+def memory_url() -> str:
+    """A place in fsspec's memory that no other test uses."""
+    return f"memory://test-{os.getpid()}-{next(_numbers)}/store"
+
+
+def new_url(kind: str, tmp_path: Path, name: str = "store") -> str:
+    return memory_url() if kind == "memory" else str(tmp_path / name)
+
+
+def new_repository(kind: str, tmp_path: Path, name: str = "store") -> Repository:
+    return Repository.init(new_url(kind, tmp_path, name))
+
+
+def with_backend(repository: Repository, backend: Any, **patience: Any) -> Repository:
+    """The same repository seen through another (wrapped) backend."""
+    return Repository(backend, repository.id, Patience(**patience))
+
+
+def clocked(repository: Repository, ahead: float = 0.0) -> tuple[Repository, Clock]:
+    """The same repository on a clock that ``sleep`` moves on."""
+    clock = Clock(repository.backend, ahead)
+    return with_backend(repository, clock, sleep=clock.sleep), clock
+
+
+# -- content
+
+
+def weights(n: int = 20_000, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Normally distributed float32, as weights are; 80 kB by default, so a blob of its own."""
+    return np.random.default_rng(seed).standard_normal(n, dtype=np.float32)
+
+
+def drift(
+    array: np.ndarray[Any, np.dtype[np.float32]], seed: int, step: float = 1e-4
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """One training step later."""
+    noise = np.random.default_rng(seed).standard_normal(len(array), dtype=np.float32)
+    return (array * (1 + step * noise)).astype(np.float32)
+
+
+def noise(n: int, seed: int = 0) -> bytes:
+    """Bytes that nothing compresses."""
+    return np.random.default_rng(seed).bytes(n)
+
+
+def safetensors(
+    tensors: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """A safetensors file of float32 tensors, metadata in the order given."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for name, t in tensors.items():
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(t.shape),
+            "data_offsets": [at, at + t.nbytes],
+        }
+        at += t.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + b"".join(t.tobytes() for t in tensors.values())
+
+
+def series(n: int, size: int = 20_000) -> list[bytes]:
+    """``n`` safetensors files of one tensor that drifts."""
+    array, files = weights(size), []
+    for i in range(n):
+        files.append(safetensors({"w": array}))
+        array = drift(array, i + 1)
+    return files
+
+
+def draft(content: Mapping[str, bytes | SourceEntry], **more: Any) -> Draft:
+    """A draft from bytes."""
+    entries = {p: MemoryFile(c) if isinstance(c, bytes) else c for p, c in content.items()}
+    return Draft(entries, **more)
+
+
+# -- folders
+
+
+def lay(root: Path, content: Mapping[str, bytes | SourceEntry]) -> Path:
+    """Write ``content`` below ``root``."""
+    root.mkdir(parents=True, exist_ok=True)
+    for path, entry in content.items():
+        full = root / path
+        full.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(entry, Folder):
+            full.mkdir()
+        elif isinstance(entry, Link):
+            full.symlink_to(entry.target)
+        elif isinstance(entry, bytes):
+            full.write_bytes(entry)
+        else:
+            assert isinstance(entry, MemoryFile)
+            full.write_bytes(entry.data)
+            full.chmod(0o755 if entry.executable else 0o644)
+    return root
+
+
+def folder(root: Path) -> dict[str, bytes | SourceEntry]:
+    """What `lay` would need to write what is at ``root``; no link is followed."""
+    found: dict[str, bytes | SourceEntry] = {}
+    for at, folders, files in os.walk(root):
+        here = Path(at)
+        for name in [*folders, *files]:
+            path = here / name
+            key = str(path.relative_to(root))
+            if path.is_symlink():
+                found[key] = Link(os.readlink(path))
+            elif path.is_dir():
+                if not os.listdir(path):
+                    found[key] = Folder()
+            elif path.stat().st_mode & st.S_IXUSR:
+                found[key] = MemoryFile(path.read_bytes(), executable=True)
+            else:
+                found[key] = path.read_bytes()
+    return found
+
+
+def contents(repository: Repository, name: SnapshotName | str) -> dict[str, bytes | SourceEntry]:
+    """What a snapshot holds, in the words of `lay`, by `Repository.read_file`."""
+    found: dict[str, bytes | SourceEntry] = {}
+    for path, entry in repository.tree(name).entries.items():
+        if isinstance(entry, File):
+            data = b"".join(repository.read_file(entry))
+            found[path] = MemoryFile(data, executable=True) if entry.executable else data
+        else:
+            found[path] = entry
+    return found
+
+
+# -- raw access
+
+
+def raw(repository: Repository) -> dict[str, bytes]:
+    """Every stored name and its bytes."""
+    backend = repository.backend
+    return {s.name: backend.get(s.name) for s in backend.list("")}
+
+
+def headers(repository: Repository) -> dict[str, frame.Header]:
+    """The header of every object."""
+    found = {}
+    for stat in repository.store.list():
+        digest = digest_of_name(stat.name)
+        header = repository.store.header(digest)
+        assert header is not None
+        found[digest] = header
+    return found
+
+
+def overwrite(repository: Repository, name: str, data: bytes) -> None:
+    """Put other bytes under a stored name, as damage does; the version changes."""
+    backend = repository.backend
+    backend.delete(name)
+    backend.create(name, data)
+
+
+def flip(data: bytes, at: int, mask: int = 1) -> bytes:
+    changed = bytearray(data)
+    changed[at] ^= mask
+    return bytes(changed)
+
+
+def flip_object(repository: Repository, digest: str, at: int = -1) -> None:
+    name = object_name(digest)
+    overwrite(repository, name, flip(repository.backend.get(name), at))
+
+
+def problems(repository: Repository, **how: Any) -> list[Problem]:
+    how.setdefault("read_data", True)
+    return list(check(repository, **how))
+
+
+def checked(repository: Repository, **how: Any) -> tuple[list[Problem], CheckReport]:
+    report = CheckReport()
+    return problems(repository, report=report, **how), report
+
+
+def blobs(repository: Repository, name: SnapshotName | str, path: str) -> list[str]:
+    """The digests a file needs."""
+    entry = repository.tree(name).entries[path]
+    assert isinstance(entry, File)
+    return entry.blobs()

@@ -1,0 +1,121 @@
+"""Imports go downward only, castore knows no driver, and importing it is cheap."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "castore"
+
+# A module imports only from rows above its own.
+LAYERS = [
+    ["errors"],
+    ["digest"],
+    ["backend", "document"],
+    ["backends", "cutters", "frame", "snapshot", "tree"],
+    ["bases", "cut", "encode", "objects", "source"],
+    ["forget", "publish", "write"],
+    ["walk"],
+    ["checkout", "commit"],
+    ["repository"],
+    ["driver", "reach"],
+    ["check", "copy", "prune", "usage"],
+    ["cli"],
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+FREE = {"__init__", "testing"}  # the lazy front, and what tests import
+DRIVERS = {"castore_experiments", "castore_receipts", "castore_pools"}
+STORAGE = {"fsspec", "s3fs", "botocore", "aiobotocore", "boto3"}
+HEAVY = {
+    *("aiobotocore", "botocore", "duckdb", "fsspec", "numcodecs", "numpy", "pandas", "rich"),
+    *("s3fs", "torch", "zarr"),
+}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def part(path: Path) -> str:
+    """The first name below ``castore``: a module, or a package taken as one."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every absolute name that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def siblings(path: Path) -> set[str]:
+    """The parts of castore that a file imports."""
+    names = (name.split(".") for name in imported(path))
+    return {n[1] for n in names if n[0] == "castore" and len(n) > 1 and n[1] in {*LEVEL, *FREE}}
+
+
+def ids(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def test_every_module_has_its_layer() -> None:
+    assert {part(p) for p in modules()} - FREE <= LEVEL.keys(), "add it to LAYERS"
+
+
+@pytest.mark.parametrize("path", modules(), ids=ids)
+def test_imports_go_downward(path: Path) -> None:
+    here = part(path)
+    if here in FREE:
+        return
+    bad = {
+        n for n in siblings(path) - {here} if n in FREE - {"__init__"} or LEVEL[n] >= LEVEL[here]
+    }
+    assert not bad, f"{here} may not import {bad}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=ids)
+def test_no_driver_is_imported(path: Path) -> None:
+    assert not DRIVERS & {name.split(".")[0] for name in imported(path)}
+
+
+@pytest.mark.parametrize("path", modules(), ids=ids)
+def test_only_the_backends_know_storage_libraries(path: Path) -> None:
+    if part(path) not in ("backends", "testing"):
+        assert not STORAGE & {name.split(".")[0] for name in imported(path)}
+
+
+@pytest.mark.parametrize("statement", ["import castore", "import castore.cli"])
+def test_importing_is_cheap(statement: str) -> None:
+    code = f"import sys; {statement}; print(*{{n.split('.')[0] for n in sys.modules}})"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert not HEAVY & set(shown.stdout.split())
+
+
+def test_every_public_name_resolves() -> None:
+    code = "import castore; [getattr(castore, n) for n in castore.__all__]; from castore import *"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_help_answers_at_once() -> None:
+    """The best of five runs, so that a busy machine does not fail it."""
+    import time
+
+    best = 9.0
+    for _ in range(5):
+        began = time.monotonic()
+        subprocess.run(
+            [sys.executable, "-m", "castore.cli", "--help"], check=True, capture_output=True
+        )
+        best = min(best, time.monotonic() - began)
+    assert best < 0.5
