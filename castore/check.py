@@ -16,13 +16,14 @@ from castore.driver import find_driver
 from castore.errors import (
     BackendError,
     CastoreError,
+    CorruptObjectError,
     FormatError,
     IntegrityError,
     InvalidInputError,
     NotFoundError,
     ObjectNotFoundError,
 )
-from castore.frame import check_frame, parse_header
+from castore.frame import Header, check_frame, parse_header
 from castore.objects import digest_of_name, object_name
 from castore.reach import Stored
 from castore.repository import Repository, read_snapshot, read_tree
@@ -186,21 +187,35 @@ class _Check:
         wanted = self._objects if self._since is None else self._needed
         self._headers([d for d in wanted if d in self._objects])
         for digest in self._needed - self._objects.keys():
-            if self._repository.store.current_headers([digest])[digest] is None:
+            if self._current([digest])[digest] is None:
                 self._bad.setdefault(digest, ("missing", "a snapshot needs it and it is not there"))
         self._report.objects = len(wanted)
+        alive = self._above(self._needed)
         for digest in wanted:
-            self._chain(digest)
+            self._chain(digest, digest in alive)
         if self._since is None:
-            alive = self._above(self._needed)
             self._report.unreferenced = len(self._objects.keys() - alive)
+
+    def _current(self, digests: Sequence[str]) -> dict[str, Header | None]:
+        """Headers as they are now; None where one is missing, damaged, newer or unreadable."""
+        store = self._repository.store
+        try:
+            return store.current_headers(digests)
+        except (FormatError, BackendError):
+            result: dict[str, Header | None] = {}
+            for digest in digests:
+                try:
+                    result.update(store.current_headers([digest]))
+                except (FormatError, BackendError):
+                    result[digest] = None
+            return result
 
     def _headers(self, digests: Sequence[str]) -> None:
         """Headers of ``digests`` and of all bases below them, each judged by itself."""
         todo = list(digests)
         seen = set(todo)
         while todo:
-            found = self._repository.store.current_headers(todo)
+            found = self._current(todo)
             below = []
             for digest, header in found.items():
                 stored = self._objects[digest]
@@ -228,15 +243,18 @@ class _Check:
         except (CastoreError, OSError) as e:
             self._bad.setdefault(digest, (_kind(e), str(e)))
 
-    def _chain(self, digest: str) -> None:
-        """A delta's base must be there, of one length, and of less depth (so chains end)."""
+    def _chain(self, digest: str, alive: bool) -> None:
+        """A delta's base must be there, of one length, and of less depth (so chains end).
+
+        What nobody needs may lack its base: a commit or copy that died leaves such behind.
+        """
         stored = self._objects.get(digest)
         header = stored.header if stored else None
         if header is None or not header.base or digest in self._bad:
             return
         below = self._objects.get(header.base)
         if below is None:
-            if self._repository.store.current_headers([header.base])[header.base] is None:
+            if alive and self._current([header.base])[header.base] is None:
                 self._bad[header.base] = "missing", "it is the base of a stored delta"
         elif below.header and (
             below.header.content_length != header.content_length
@@ -286,15 +304,41 @@ class _Check:
         return header.content_length if header else 0
 
     def _trouble(self, digest: str, error: CastoreError) -> None:
+        """Read again what read wrong, and lay the blame where in the chain it belongs."""
+        alive = self._above(self._needed)
+        told = any(b in self._bad for b in self._above([digest]) - {digest})
         try:
-            self._repository.store.read(digest)
-        except ObjectNotFoundError as e:
-            if digest in self._needed or digest in self._above(self._needed):
-                self._bad.setdefault(digest, ("missing", str(e)))
+            if told:
+                check_frame(self._repository.store.frame(digest), digest)
+            else:
+                self._repository.store.read(digest)
+        except CorruptObjectError as e:
+            self._bad.setdefault(e.name if e.name in self._objects else digest, (_kind(e), str(e)))
         except (CastoreError, OSError) as e:
-            self._bad.setdefault(digest, (_kind(e), str(e)))
+            culprit = self._out_of_reach(digest)
+            if culprit in alive or not isinstance(e, ObjectNotFoundError):
+                self._bad.setdefault(culprit, (_kind(e), str(e)))
         else:
-            self._report.unstable.append(digest)
+            if not told:
+                self._report.unstable.append(digest)
+
+    def _out_of_reach(self, digest: str) -> str:
+        """The first object of a chain that the store does not give."""
+        for at in self._down(digest):
+            try:
+                self._repository.store.frame(at)
+            except (CastoreError, OSError):
+                return at
+        return digest
+
+    def _down(self, digest: str) -> list[str]:
+        """``digest`` and its bases, as far as headers tell."""
+        seen: list[str] = []
+        while digest and digest not in seen:
+            seen.append(digest)
+            stored = self._objects.get(digest)
+            digest = stored.header.base if stored and stored.header else ""
+        return seen
 
     def _forest(self, digests: Sequence[str]) -> list[list[str]]:
         """Each chain's root followed by all that hangs on it, depth first."""
@@ -334,7 +378,10 @@ class _Check:
                 result[b] += [(str(n), "") for n in names]
             if digest in bad:
                 continue
-            tree: Tree = read_tree(self._repository.store, digest)
+            try:
+                tree: Tree = read_tree(self._repository.store, digest)
+            except CastoreError:  # it was read before: the store fails now and then
+                continue
             for path, file in tree.files():
                 for b in self._above(file.blobs()) & bad:
                     result[b] += [(str(n), path) for n in names]

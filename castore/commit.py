@@ -20,7 +20,7 @@ from castore.cut import PIECE, cut
 from castore.digest import Buffer, digest_of
 from castore.encode import Base, Compression, encode
 from castore.errors import IntegrityError, NotFoundError
-from castore.frame import Header, parse_header
+from castore.frame import MAX_DEPTH, Header, parse_header
 from castore.objects import ObjectStore
 from castore.source import Source
 from castore.tree import File, Slice
@@ -338,7 +338,8 @@ class Committer:
         proven = bool(
             before and before.base and before.payload_length < 0.75 * before.content_length
         )
-        if len(chain) > self._options.max_chain:
+        deep = before is not None and before.depth >= MAX_DEPTH
+        if len(chain) > self._options.max_chain or deep:
             chain = chain[-1:]
         header = self._headers[chain[0]]
         if self._options.max_chain == 0 or header is None or header.content_length != blob.length:

@@ -1,4 +1,4 @@
-"""Copy snapshots to another repository: only what it lacks, bases first, every byte verified.
+"""Copy snapshots to another repository: only what it lacks, every byte verified.
 
 May be interrupted and run again: what was sent stays and is found present, and a snapshot whose
 document is already there is skipped.
@@ -104,10 +104,10 @@ def _copy_window(
         trees = {s.tree: read_tree(source.store, s.tree) for s in window}
         need = list(dict.fromkeys([*trees, *(b for t in trees.values() for b in t.blobs())]))
         present = target.store.current_headers(need)
-        sender = _Sender(target, present, progress)
+        lacking = [d for d in need if present[d] is None]
+        sender = _Sender(target, present, lacking, progress)
         with FrameWriter(target.store) as sender.writer:
             groups = [*lineages(_union(trees.values())), list(trees)]
-            lacking = [d for d in need if present[d] is None]
             lengths = _union(trees.values()).blob_lengths()
             Walker(source.store, lacking, sender.send).run(
                 groups, workers(source.backend), lambda d: lengths.get(d, 0)
@@ -132,21 +132,31 @@ class _Sender:
     writer: FrameWriter
 
     def __init__(
-        self, target: Repository, present: dict[str, Header | None], progress: Callable[[int], None]
+        self,
+        target: Repository,
+        present: Mapping[str, Header | None],
+        lacking: Iterable[str],
+        progress: Callable[[int], None],
     ):
-        self._target, self._headers, self._progress = target, present, progress
+        self._target, self._progress = target, progress
+        self._lacking = frozenset(lacking)
+        self._headers = {d: h for d, h in present.items() if h is not None}
 
     def send(self, digest: str, content: Buffer, data: bytes) -> None:
         header = parse_header(data, digest)
         if header.base and not self._usable(header):
             data = encode(content, header.width, None, "auto")
-            header = parse_header(data, digest)
-        self._headers[digest] = header
         self._progress(len(data))
         self.writer.put(digest, data)
 
     def _usable(self, header: Header) -> bool:
-        """The base is there with its chain, and no deeper than the delta's header says."""
+        """The base is there with its chain, and no deeper than the delta's header says.
+
+        One that this walk sends, before or after, is as good: with its own base or without one
+        it is no deeper than in the source.
+        """
+        if header.base in self._lacking:
+            return True
         chain = self._target.store.chain(header.base, self._headers)
         base = self._headers.get(header.base)
         if chain is None or base is None:

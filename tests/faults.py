@@ -76,14 +76,15 @@ class Crash(BaseException):
 
 
 class Crashing(Wrapped):
-    """Dies at the ``at``-th write (from 0): before it acts, half-way through it, or after.
+    """Dies at the ``at``-th write (from 0) of a name that starts with ``only``: before it acts,
+    half-way through it, or after.
 
     Dead means dead: every later call dies too, so that no clean-up code can help.
     """
 
-    def __init__(self, inner: Any, at: int, moment: str):
+    def __init__(self, inner: Any, at: int, moment: str, only: str = ""):
         super().__init__(inner)
-        self.at, self.moment = at, moment
+        self.at, self.moment, self.only = at, moment, only
         self.writes = 0
         self.dead = False
         self._lock = threading.Lock()
@@ -100,40 +101,34 @@ class Crashing(Wrapped):
 
         return call
 
-    def _write(self, act: Callable[[], Any], half: Callable[[], Any]) -> Any:
+    def _write(self, names: Sequence[str], act: Callable[[int], Any]) -> Any:
+        """``act`` is told how many of ``names`` to write."""
         with self._lock:
             if self.dead:
                 raise Crash
-            mine, self.writes = self.writes, self.writes + 1
-            if mine != self.at:
-                return act()
+            counts = any(n.startswith(self.only) for n in names)
+            mine, self.writes = self.writes, self.writes + counts
+            if not counts or mine != self.at:
+                return act(len(names))
             self.dead = True
-            if self.moment == "half":
-                half()
-            elif self.moment == "after":
-                act()
+            act({"before": 0, "half": len(names) // 2, "after": len(names)}[self.moment])
             raise Crash
 
     def create(self, name: str, data: Any) -> Any:
-        return self._write(lambda: self.inner.create(name, data), lambda: None)
+        return self._write([name], lambda n: n and self.inner.create(name, data))
 
     def create_many(self, items: Sequence[tuple[str, Any]]) -> Any:
-        return self._write(
-            lambda: self.inner.create_many(items),
-            lambda: self.inner.create_many(items[: len(items) // 2]),
-        )
+        names = [name for name, _ in items]
+        return self._write(names, lambda n: self.inner.create_many(items[:n]))
 
     def replace(self, name: str, data: Any, if_version: str) -> Any:
-        return self._write(lambda: self.inner.replace(name, data, if_version), lambda: None)
+        return self._write([name], lambda n: n and self.inner.replace(name, data, if_version))
 
     def delete(self, name: str, expires: float | None = None) -> Any:
-        return self._write(lambda: self.inner.delete(name, expires), lambda: None)
+        return self._write([name], lambda n: n and self.inner.delete(name, expires))
 
     def delete_many(self, names: Sequence[str], expires: float | None = None) -> Any:
-        return self._write(
-            lambda: self.inner.delete_many(names, expires),
-            lambda: self.inner.delete_many(names[: len(names) // 2], expires),
-        )
+        return self._write(names, lambda n: self.inner.delete_many(names[:n], expires))
 
 
 class Outage(Wrapped):

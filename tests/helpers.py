@@ -21,6 +21,7 @@ from castore.repository import Repository
 from castore.snapshot import SnapshotName
 from castore.source import Draft, MemoryFile, SourceEntry
 from castore.tree import File, Folder, Link
+from castore.usage import usage
 from tests.faults import Clock
 
 _numbers = itertools.count()
@@ -212,3 +213,15 @@ def blobs(repository: Repository, name: SnapshotName | str, path: str) -> list[s
     entry = repository.tree(name).entries[path]
     assert isinstance(entry, File)
     return entry.blobs()
+
+
+def usage_adds_up(repository: Repository) -> None:
+    """Whatever is stored is somebody's alone, shared, or nobody's."""
+    found = usage(repository)
+    sizes = {n: len(d) for n, d in raw(repository).items() if n.startswith("objects/")}
+    assert (found.stored, found.objects) == (sum(sizes.values()), len(sizes))
+    for shares in (found.namespaces, found.snapshots):
+        assert sum(s.logical for s in shares) == found.logical
+        assert all(s.unique <= s.stored for s in shares)
+        used = found.stored - found.unreferenced
+        assert sum(s.unique for s in shares) <= used <= sum(s.stored for s in shares)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+from importlib.util import find_spec
 from typing import Any
 
 from castore.backend import Backend
-from castore.errors import InvalidInputError
+from castore.errors import BackendError, InvalidInputError
+
+_URL = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*|[A-Za-z0-9+.:-]*::[A-Za-z0-9+.-]+))://(.*)", re.S)
 
 
 def open_backend(
@@ -14,18 +18,21 @@ def open_backend(
 ) -> Backend:
     """The backend for a path or fsspec URL; nothing is read or made yet.
 
-    ``storage_options`` go to the fsspec file system; they are never stored or shown.
+    Paths are literal: ``[ ] ? * # %`` and spaces stand for themselves. ``storage_options`` go to
+    the fsspec file system; they are never stored or shown. A missing s3fs is a `BackendError`.
     """
     text = os.fspath(url)
-    protocol, separator, rest = text.partition("://")
-    if not separator or protocol in ("file", "local"):
+    match = _URL.fullmatch(text)
+    protocol, rest = match.groups() if match else ("file", text)
+    if protocol in ("file", "local"):
         from castore.backends.local import LocalBackend
 
-        path = rest if separator else text
-        if not path:
+        if not rest:
             raise InvalidInputError("an empty path is no place for a repository")
-        return LocalBackend(os.path.expanduser(path))
+        return LocalBackend(rest if match else os.path.expanduser(rest))
     if protocol in ("s3", "s3a"):
+        if find_spec("s3fs") is None:
+            raise BackendError("S3 needs s3fs: pip install 'castore[s3]'")
         from castore.backends.s3 import S3Backend
 
         return S3Backend(rest, storage_options or {})

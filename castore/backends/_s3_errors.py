@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
+from castore.backends._rules import scrub
 from castore.errors import BackendError
 
 _ADVICE = {
@@ -24,16 +23,26 @@ _ADVICE = {
     " AWS_SECRET_ACCESS_KEY, or log in",
     "PartialCredentialsError": "the credentials are incomplete: set AWS_ACCESS_KEY_ID and"
     " AWS_SECRET_ACCESS_KEY",
-    "EndpointConnectionError": "the server cannot be reached: check AWS_ENDPOINT_URL and the network",
-    "ConnectTimeoutError": "the server cannot be reached: check AWS_ENDPOINT_URL and the network",
+    **dict.fromkeys(
+        ("EndpointConnectionError", "ConnectTimeoutError", "ConnectionTimeoutError"),
+        "the server cannot be reached: check AWS_ENDPOINT_URL and the network",
+    ),
+    "SSLError": "the server's certificate is not trusted: check AWS_CA_BUNDLE and the URL",
+    "ProxyConnectionError": "the proxy cannot be reached: check HTTPS_PROXY and NO_PROXY",
+    "NotImplemented": "the store does not know this request: castore needs conditional writes",
     "InvalidBucketName": "this is not a legal bucket name: check the URL",
     "ParamValidationError": "this is not a legal bucket or object name: check the URL",
 }
-_NEVER_SENT = {
-    "NoCredentialsError", "PartialCredentialsError", "EndpointConnectionError",
-    "ConnectTimeoutError", "ParamValidationError", "InvalidEndpointURLError",
+_NOT_CONNECTED = {
+    "ClientConnectorError", "ConnectionTimeoutError", "ConnectTimeoutError", "ProxyConnectionError",
+    "SSLError",
 }  # fmt: skip
-_SECRET = re.compile(r"(?i)(x-amz-[a-z-]+|signature|credential|awsaccesskeyid)=[^&\s'\"]+")
+"""Not ``EndpointConnectionError``: aiobotocore says so, too, when the connection broke later."""
+_NEVER_SENT = _NOT_CONNECTED | {
+    "CredentialRetrievalError", "EndpointResolutionError", "InvalidEndpointURLError",
+    "InvalidRegionError", "NoCredentialsError", "NoRegionError", "ParamValidationError",
+    "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError",
+}  # fmt: skip
 
 
 class ShortRead(Exception):
@@ -47,29 +56,29 @@ class Fault:
     status: int
     code: str
     text: str
+    sent: bool = True
 
     @property
     def missing(self) -> bool:
+        """Whether the name, or the bucket where the answer had no body, is not there."""
         return self.status == 404 and self.code != "NoSuchBucket"
 
     @property
     def passing(self) -> bool:
         """Whether asking again may help."""
         if self.status == 0:
-            return self.code not in _NEVER_SENT or self.code == "EndpointConnectionError"
-        return (
-            self.status >= 500 or self.status == 429 or self.code in ("SlowDown", "RequestTimeout")
-        )
+            return self.sent or self.code == "EndpointConnectionError"
+        return self.status == 429 or self.code == "SlowDown" or self.unanswered
 
     @property
     def unanswered(self) -> bool:
         """Whether a write may have happened all the same."""
         if self.status == 0:
-            return self.code not in _NEVER_SENT
-        return self.status >= 500 or self.code == "RequestTimeout"
+            return self.sent
+        return (self.status >= 500 and self.status != 501) or self.code == "RequestTimeout"
 
 
-def fault(error: BaseException) -> Fault:
+def fault(error: BaseException, secrets: list[str] | None = None) -> Fault:
     """The failure behind an exception of s3fs, which keeps botocore's as its cause."""
     chain: list[BaseException] = []
     at: BaseException | None = error
@@ -83,10 +92,12 @@ def fault(error: BaseException) -> Fault:
             status = int(response["ResponseMetadata"].get("HTTPStatusCode", 0))
             code = str(inner.get("Code", status))
             code = "AccessDenied" if code == "403" else code
-            return Fault(status, code, _clean(f"{code}: {inner.get('Message', '')}"))
-    names = [type(e).__name__ for e in chain]
+            text = f"{code}: {inner.get('Message', '')}"
+            return Fault(status, code, scrub(text, secrets or [])[:500])
+    names = [c.__name__ for e in chain for c in type(e).__mro__]
     known = next((n for n in names if n in _ADVICE or n in _NEVER_SENT), names[0])
-    return Fault(0, known, _clean(f"{names[0]}: {error}"))
+    text = scrub(f"{names[0]}: {error}", secrets or [])[:500]
+    return Fault(0, known, text, sent=not _NEVER_SENT & set(names))
 
 
 def told(url: str, what: str, found: Fault) -> BackendError:
@@ -94,28 +105,3 @@ def told(url: str, what: str, found: Fault) -> BackendError:
     advice = _ADVICE.get(found.code)
     detail = f"{advice} ({found.text})" if advice else f"{found.text} (status {found.status})"
     return BackendError(f"{url}: could not {what}: {detail}")
-
-
-def send_delete(url: str) -> tuple[int, str]:
-    """Send a signed DELETE once; status 0 when no answer came. Honours AWS_CA_BUNDLE."""
-    from botocore.awsrequest import AWSRequest
-
-    try:
-        answer = _session().send(AWSRequest(method="DELETE", url=url).prepare())
-        return answer.status_code, answer.content.decode(errors="replace")[:500]
-    except Exception as e:
-        return 0, type(e).__name__
-
-
-@lru_cache(maxsize=1)
-def _session() -> Any:
-    import os
-
-    from botocore.httpsession import URLLib3Session
-
-    verify: Any = os.environ.get("AWS_CA_BUNDLE", True)
-    return URLLib3Session(verify=verify, timeout=(5, 60), max_pool_connections=32)
-
-
-def _clean(text: str) -> str:
-    return _SECRET.sub(r"\1=...", text)[:500]

@@ -1,7 +1,7 @@
 """Any other fsspec file system: exact for ``memory://``, single-writer for the rest.
 
 fsspec promises neither an exclusive create nor a compare-and-swap, so for an unknown protocol
-`probe` says no, and whoever writes must be alone.
+`probe` says no, and whoever writes must be alone. In memory one lock per store makes both exact.
 """
 
 from __future__ import annotations
@@ -9,107 +9,124 @@ from __future__ import annotations
 import builtins
 import contextlib
 import hashlib
-import threading
+import os
 import time
-from collections import defaultdict
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
-from castore.backend import MAX_OBJECT, MISSING, ExpiredError, Stat, check_name
+from castore.backend import MISSING, ExpiredError, Stat, check_name
+from castore.backends._rules import refuse_large, scrub, secrets_in, span, without_secrets
+from castore.backends._thread_lock import Store, store_of
 from castore.digest import Buffer
 from castore.errors import (
     AlreadyExistsError,
     BackendError,
     CastoreError,
-    InvalidInputError,
     ObjectNotFoundError,
 )
 
-_writes: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
-_versions: dict[str, tuple[int, float]] = {}
-"""Of the memory file system, which keeps neither: a count of writes, and when the last one was."""
-_count = iter(range(1, 1 << 62))
+_TIMES = ("mtime", "modified", "LastModified", "last_modified", "updated", "created")
+_MARKS = ("size", "ETag", "etag", "md5", "md5Hash", "generation", "ino", *_TIMES)
+_hashes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Digests of files in memory, which are made anew at each write."""
 
 
 class FsspecBackend:
-    """One fsspec file system below one path; see `castore.backend.Backend`."""
+    """One fsspec file system below one path; see `castore.backend.Backend`.
+
+    ``path`` and names are literal: nothing in them is a pattern.
+    """
 
     parallel = 4
 
     def __init__(self, protocol: str, path: str, storage_options: dict[str, Any]):
-        self.kind = protocol
-        self._path = path.strip("/")
-        self._options = storage_options
-        self.url = f"{protocol}://{self._path}"
-        self._made: Any = None
+        self.kind, self._raw, self._options = protocol, path, storage_options
+        self._secrets = secrets_in(storage_options)
+        self.url = scrub(f"{protocol}://{path}".rstrip("/"), self._secrets)
+        self._made: dict[int, tuple[Any, str]] = {}
 
     def __repr__(self) -> str:
         return f"FsspecBackend({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FsspecBackend, (self.kind, self._path, {})
+        return FsspecBackend, (self.kind, self._raw, without_secrets(self._options))
+
+    @property
+    def _opened(self) -> tuple[Any, str]:
+        """This process's file system and the path in it."""
+        pid = os.getpid()
+        if pid not in self._made:
+            from fsspec.core import url_to_fs
+
+            with self._told("open"):
+                options = {"use_listings_cache": False, **self._options}
+                fs, root = url_to_fs(f"{self.kind}://{self._raw}", **options)
+                self._made.setdefault(pid, (fs, root.rstrip("/")))
+        return self._made[pid]
 
     @property
     def _fs(self) -> Any:
-        if self._made is None:
-            import fsspec
+        return self._opened[0]
 
-            with self._told("open"):
-                self._made = fsspec.filesystem(self.kind, use_listings_cache=False, **self._options)
-        return self._made
+    @property
+    def _store(self) -> Store:
+        return store_of(self._fs)
 
     def _full(self, name: str) -> str:
-        return (
-            f"/{self._path}/{name}".rstrip("/")
-            if self.kind == "memory"
-            else (f"{self._path}/{name}".rstrip("/"))
-        )
+        root = self._opened[1]
+        return f"{root}/{name}" if name else root
 
     # -- reading
 
     def get(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
         check_name(name)
+        first, last = span(start, stop)
         with self._told("read"):
             try:
                 data: bytes = self._fs.cat_file(self._full(name))
-            except (FileNotFoundError, IsADirectoryError):
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 raise ObjectNotFoundError(f"{self.url}/{name} does not exist") from None
-        return data[start or 0 : stop]
+        return data[first:last]
 
     def get_versioned(self, name: str) -> tuple[bytes, str]:
-        with _writes[self.url]:
-            data = self.get(name)
-            return data, self._version(name, data)
+        with self._store.writing:
+            return self.get(name), self.stat(name).version
 
     def stat(self, name: str) -> Stat:
-        with _writes[self.url]:
-            data = self.get(name)
-            return Stat(name, len(data), self._modified(name), self._version(name, data))
+        check_name(name)
+        with self._store.writing, self._told("read"):
+            try:
+                info = self._fs.info(self._full(name))
+            except (FileNotFoundError, NotADirectoryError):
+                info = {"type": "directory"}
+            if info["type"] == "directory":
+                raise ObjectNotFoundError(f"{self.url}/{name} does not exist")
+            return self._stat(name, info)
 
     def list(
         self, prefix: str, after: str | None = None, limit: int | None = None
     ) -> Iterator[Stat]:
         if prefix:
             check_name(prefix)
+        skip = len(self._full("")) + 1
         with self._told("list"):
             root = self._full(prefix)
             try:
-                found = self._fs.find(root, detail=True) if self._fs.isdir(root) else {}
+                found = self._fs.find(root, detail=True) if self._fs.isdir(root or "/") else {}
             except FileNotFoundError:
                 found = {}
-        cut = len(self._full("")) + 1
-        infos = sorted(
-            (path.strip("/")[cut - (self.kind == "memory") :], i) for path, i in found.items()
-        )
+        infos = sorted((path[skip:], info) for path, info in found.items())
         wanted = [
             (n, i)
             for n, i in infos
             if (after is None or n > after) and (prefix or not n.startswith("tmp/"))
         ]
         for name, info in wanted[:limit]:
-            yield Stat(name, info["size"], self._modified(name), self._version(name, None))
+            with contextlib.suppress(KeyError):  # vanished from memory meanwhile
+                yield self._stat(name, info)
 
     def folders(self, prefix: str) -> builtins.list[str]:
         skip = len(prefix) + 1 if prefix else 0
@@ -123,8 +140,8 @@ class FsspecBackend:
 
     def create(self, name: str, data: Buffer) -> str:
         check_name(name)
-        _refuse_large(name, data)
-        with _writes[self.url], self._told("write"):
+        refuse_large(name, data)
+        with self._store.writing, self._told("write"):
             if self._fs.exists(self._full(name)):
                 raise AlreadyExistsError(f"{self.url}/{name} exists already")
             return self._put(name, data)
@@ -143,10 +160,10 @@ class FsspecBackend:
 
     def replace(self, name: str, data: Buffer, if_version: str) -> str:
         check_name(name)
-        _refuse_large(name, data)
-        with _writes[self.url], self._told("write"):
+        refuse_large(name, data)
+        with self._store.writing, self._told("write"):
             try:
-                current = self.get_versioned(name)[1]
+                current = self.stat(name).version
             except ObjectNotFoundError:
                 current = MISSING
             if current != if_version:
@@ -156,8 +173,8 @@ class FsspecBackend:
     def delete(self, name: str, expires: float | None = None) -> None:
         check_name(name)
         if expires is not None and self.now() > expires:
-            raise ExpiredError(f"{name}: not deleted, its time is over")
-        with _writes[self.url], self._told("delete"), contextlib.suppress(FileNotFoundError):
+            raise ExpiredError(f"{self.url}/{name}: not deleted, its time is over")
+        with self._store.writing, self._told("delete"), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._full(name))
 
     def delete_many(
@@ -173,7 +190,9 @@ class FsspecBackend:
         return outcomes
 
     def lock(self, *, exclusive: bool, timeout: float) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()
+        if self.kind != "memory":
+            return contextlib.nullcontext()
+        return self._store.lock_for(self._full("")).hold(self.url, exclusive, timeout)
 
     def probe(self) -> bool:
         return self.kind == "memory"
@@ -188,23 +207,18 @@ class FsspecBackend:
         full = self._full(name)
         self._fs.makedirs(full.rpartition("/")[0], exist_ok=True)
         self._fs.pipe_file(full, bytes(data))
-        _versions[f"{self.url}/{name}"] = next(_count), time.time()
-        return self._version(name, bytes(data))
+        return self.stat(name).version
 
-    def _version(self, name: str, data: bytes | None) -> str:
+    def _stat(self, name: str, info: dict[str, Any]) -> Stat:
         if self.kind == "memory":
-            return str(_versions.get(f"{self.url}/{name}", (0, 0.0))[0])
-        return hashlib.sha256(self.get(name) if data is None else data).hexdigest()
-
-    def _modified(self, name: str) -> float:
-        known = _versions.get(f"{self.url}/{name}")
-        if known:
-            return known[1]
-        try:
-            modified = self._fs.modified(self._full(name))
-        except Exception:
-            return 0.0
-        return modified.timestamp() if isinstance(modified, datetime) else float(modified)
+            file = self._fs.store[self._full(name)]
+            if file not in _hashes:
+                _hashes[file] = hashlib.sha256(file.getbuffer()).hexdigest()
+            return Stat(name, file.size, file.modified.timestamp(), _hashes[file])
+        marks = [(k, str(info[k])) for k in _MARKS if info.get(k) is not None]
+        version = hashlib.sha256(repr(marks).encode()).hexdigest()
+        times = [info[k] for k in _TIMES if info.get(k) is not None]
+        return Stat(name, info["size"] or 0, _seconds(times[0] if times else 0.0), version)
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
@@ -213,9 +227,16 @@ class FsspecBackend:
         except CastoreError:
             raise
         except Exception as e:
-            raise BackendError(f"{self.url}: could not {what}: {type(e).__name__}: {e}") from e
+            text = scrub(f"{type(e).__name__}: {e}", self._secrets)
+            raise BackendError(f"{self.url}: could not {what}: {text}") from e
 
 
-def _refuse_large(name: str, data: Buffer) -> None:
-    if len(data) > MAX_OBJECT:
-        raise InvalidInputError(f"{name}: {len(data)} bytes, at most {MAX_OBJECT}")
+def _seconds(time_of: Any) -> float:
+    if isinstance(time_of, datetime):
+        return time_of.timestamp()
+    try:
+        return float(time_of)
+    except (TypeError, ValueError):
+        with contextlib.suppress(ValueError):
+            return datetime.fromisoformat(str(time_of)).timestamp()
+        return 0.0

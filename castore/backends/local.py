@@ -35,12 +35,15 @@ from castore.errors import (
     ObjectNotFoundError,
 )
 
+_NO_PERMISSION = (
+    "no permission: ask the repository's owner ('castore init --shared' serves a group)"
+)
 _ADVICE = {
     errno.ENOSPC: "the disk is full: free room and run the command again",
     errno.EDQUOT: "the disk quota is used up: free room and run the command again",
     errno.EROFS: "the file system is read-only",
-    errno.EACCES: "no permission: ask the repository's owner ('castore init --shared' serves a group)",
-    errno.EPERM: "no permission: ask the repository's owner ('castore init --shared' serves a group)",
+    errno.EACCES: _NO_PERMISSION,
+    errno.EPERM: _NO_PERMISSION,
     errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
     errno.ELOOP: "a symbolic link stands where a file should: look who put it there",
     errno.EIO: "the disk failed: look at the system's log before anything else",
@@ -142,7 +145,9 @@ class LocalBackend:
                 if made is not None:
                     made.seal()
             pairs = zip(items, files, strict=True)
-            return [f and self._link(f, self._path(name)) for (name, _), f in pairs]
+            return [
+                None if f is None else self._link(f, self._path(name)) for (name, _), f in pairs
+            ]
 
     def _link(self, file: NewFile, path: Path) -> str | None:
         for _ in range(2):
@@ -312,7 +317,7 @@ class LocalBackend:
             raise self._error("list", e) from e
 
     def _walk(self, folder: str, after: str | None) -> Iterator[tuple[str, os.stat_result]]:
-        """Files below ``folder`` in the order of their names; whole folders before ``after`` skipped."""
+        """Files below ``folder``, sorted by full name; folders before ``after`` are skipped."""
         for child in self._children(folder):
             name = f"{folder}/{child.name}" if folder else child.name
             if child.is_dir(follow_symlinks=False):

@@ -15,15 +15,17 @@ import contextlib
 import hashlib
 import os
 import random
+import re
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
-from castore.backend import MAX_OBJECT, ExpiredError, Stat, UnansweredError, check_name
+from castore.backend import ExpiredError, Stat, UnansweredError, check_name
 from castore.backends import _s3_errors as errors
+from castore.backends._rules import refuse_large, scrub, secrets_in, span, without_secrets
+from castore.backends._s3_client import Gate, S3Client
 from castore.digest import Buffer
 from castore.errors import (
     AlreadyExistsError,
@@ -35,7 +37,9 @@ from castore.errors import (
 
 T = TypeVar("T")
 _ATTEMPTS = 5
+_CONCURRENT = 32
 _CONCURRENT_BYTES = 96 << 20
+_LONG_HASH = 1 << 20
 
 
 class S3Backend:
@@ -49,29 +53,37 @@ class S3Backend:
     parallel = 16
 
     def __init__(self, path: str, storage_options: dict[str, Any]):
-        self._bucket, _, prefix = path.strip("/").partition("/")
-        if not self._bucket:
-            raise InvalidInputError(f"s3://{path}: expected s3://BUCKET/PREFIX")
+        self._bucket, _, prefix = path.rstrip("/").partition("/")
+        if not self._bucket or "@" in self._bucket:
+            raise InvalidInputError(
+                "expected s3://BUCKET/PREFIX; credentials go into AWS_* or storage_options"
+            )
         self._prefix = prefix.strip("/")
+        if "//" in self._prefix:  # some servers store it as one slash, and then list nothing
+            raise InvalidInputError(f"s3://{path}: expected single slashes in the prefix")
         self._options = storage_options
         self.url = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
-        self._clients: dict[int, Any] = {}
+        self._secrets = secrets_in(storage_options)
+        self._clients: dict[int, S3Client] = {}
 
     def __repr__(self) -> str:
         return f"S3Backend({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        secret = {"key", "secret", "token", "username", "password", "session", "client_kwargs"}
-        kept = {k: v for k, v in self._options.items() if k not in secret}
-        return S3Backend, (f"{self._bucket}/{self._prefix}", kept)
+        path = f"{self._bucket}/{self._prefix}"
+        return S3Backend, (path, without_secrets(self._options))
 
     # -- reading
 
     def get(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
-        return self._run(lambda: self._reading(name, lambda: self._get(name, start, stop)))[0]
+        first, last = span(start, stop)
+        if last is not None and last <= first:
+            self.stat(name)  # there is no way to ask for nothing
+            return b""
+        return self._run(lambda: self._reading(name, lambda: self._get(name, first, last)))[0]
 
     def get_versioned(self, name: str) -> tuple[bytes, str]:
-        return self._run(lambda: self._reading(name, lambda: self._get(name, None, None)))
+        return self._run(lambda: self._reading(name, lambda: self._get(name, 0, None)))
 
     def stat(self, name: str) -> Stat:
         async def head() -> Stat:
@@ -91,13 +103,31 @@ class S3Backend:
 
     def folders(self, prefix: str) -> builtins.list[str]:
         found: builtins.list[str] = []
-        root, token = self._folder(prefix), {}
+        root = self._folder(prefix)
+        more: dict[str, Any] = {}
         while True:
-            page = self._page(Prefix=root, Delimiter="/", **token)
-            found += [p["Prefix"][len(root) : -1] for p in page.get("CommonPrefixes", [])]
+            page = self._page(Prefix=root, Delimiter="/", **more)
+            names = [p["Prefix"][len(root) : -1] for p in page.get("CommonPrefixes", [])]
+            if page["ResponseMetadata"]["HTTPHeaders"].get("server") != "AmazonS3":
+                names = self._not_empty(root, names)
+            found += names
             if not page.get("IsTruncated"):
                 return sorted(found)
-            token = {"ContinuationToken": page["NextContinuationToken"]}
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def _not_empty(self, root: str, names: Sequence[str]) -> builtins.list[str]:
+        """SeaweedFS lists folders for a while after their last name went."""
+
+        async def look(name: str) -> bool:
+            page = await self._reading(
+                name, lambda: self._call("list_objects_v2", Prefix=f"{root}{name}/", MaxKeys=1)
+            )
+            return "Contents" in page
+
+        async def look_all() -> builtins.list[bool]:
+            return await asyncio.gather(*(look(n) for n in names))
+
+        return [n for n, full in zip(names, self._run(look_all), strict=True) if full]
 
     def now(self) -> float:
         page = self._page(Prefix=self._folder(""), MaxKeys=1)
@@ -115,14 +145,14 @@ class S3Backend:
     def create_many(self, items: Sequence[tuple[str, Buffer]]) -> builtins.list[str | None]:
         for name, data in items:
             self._key(name)
-            _refuse_large(name, data)
+            refuse_large(name, data)
         return self._run(lambda: self._create_all(items))
 
     def sync(self, names: Iterable[str]) -> None:
         """Nothing to sync: what S3 acknowledges is durable."""
 
     def replace(self, name: str, data: Buffer, if_version: str) -> str:
-        _refuse_large(name, data)
+        refuse_large(name, data)
         condition = {"IfMatch": if_version} if if_version else {"IfNoneMatch": "*"}
         version = self._run(lambda: self._writing(name, lambda: self._put(name, data, condition)))
         if version is None:
@@ -145,21 +175,24 @@ class S3Backend:
     def probe(self) -> bool:
         name = f"tmp/probe-{secrets.token_hex(16)}"
         version = self.create(name, b"1")
+        other = f'"{secrets.token_hex(16)}"'
         try:
-            try:
-                self.create(name, b"2")
-                return False
-            except AlreadyExistsError:
-                pass
-            try:
-                self.replace(name, b"3", f'"{secrets.token_hex(16)}"')
-                return False
-            except AlreadyExistsError:
-                pass
-            self.replace(name, b"4", version)
-            return True
+            return (
+                self._refuses(lambda: self.create(name, b"2"))
+                and self._refuses(lambda: self.replace(name, b"3", other))
+                and not self._refuses(lambda: self.replace(name, b"4", version))
+            )
         finally:
-            self.delete(name)
+            with contextlib.suppress(BackendError):
+                self.delete(name)
+
+    @staticmethod
+    def _refuses(write: Callable[[], object]) -> bool:
+        try:
+            write()
+        except AlreadyExistsError:
+            return True
+        return False
 
     def prepare(self, *, shared: bool) -> None:
         """Buckets are made by their owners; a missing one is told by the first request."""
@@ -176,59 +209,37 @@ class S3Backend:
         return f"{self._prefix}/" if self._prefix else ""
 
     @property
-    def _fs(self) -> Any:
+    def _client(self) -> S3Client:
         """This process's client: one that was made before a fork does not work after it."""
         pid = os.getpid()
-        if pid not in self._clients:
-            self._clients = {pid: self._make_client()}
-        return self._clients[pid]
-
-    def _make_client(self) -> Any:
-        try:
-            from s3fs import S3FileSystem
-        except ImportError as e:
-            raise BackendError("S3 needs s3fs: pip install 'castore[s3]'") from e
-        options = dict(self._options)
-        config = {
-            "max_pool_connections": 32,
-            "retries": {"total_max_attempts": 1},
-            "signature_version": "s3v4",
-            "connect_timeout": 5,
-            "read_timeout": 60,
-            "request_checksum_calculation": "when_required",
-            "response_checksum_validation": "when_required",
-            **options.pop("config_kwargs", {}),
-        }
-        fs = S3FileSystem(
-            config_kwargs=config, use_listings_cache=False, skip_instance_cache=True, **options
-        )
-        fs.retries = 1
-        return fs
+        client = self._clients.get(pid)
+        return client or self._clients.setdefault(pid, S3Client(self._options))
 
     def _run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run ``work`` on fsspec's loop thread: also from threads, and inside a running loop."""
-        from fsspec.asyn import sync
-
-        async def go() -> T:
-            return await work()
-
-        result: T = sync(self._fs.loop, go)
-        return result
+        return self._client.run(work)
 
     async def _call(self, method: str, **arguments: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = await self._fs._call_s3(method, Bucket=self._bucket, **arguments)
-        return answer
+        return await self._client.call(method, Bucket=self._bucket, **arguments)
 
-    async def _get(self, name: str, start: int | None, stop: int | None) -> tuple[bytes, str]:
+    def _fault(self, error: Exception) -> errors.Fault:
+        return errors.fault(error, self._secrets)
+
+    async def _get(self, name: str, start: int, stop: int | None) -> tuple[bytes, str]:
         arguments = {}
-        if start is not None or stop is not None:
-            last = "" if stop is None else str(stop - 1)
-            arguments["Range"] = f"bytes={start or 0}-{last}"
-        answer = await self._call("get_object", Key=self._key(name), **arguments)
+        if start or stop is not None:
+            arguments["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
+        try:
+            answer = await self._call("get_object", Key=self._key(name), **arguments)
+        except Exception as e:
+            if arguments and self._fault(e).status == 416:  # all of it lies past the end
+                return b"", ""
+            raise
         async with answer["Body"] as body:
             data: bytes = await body.read()
         if len(data) != answer["ContentLength"]:
             raise errors.ShortRead(f"{len(data)} bytes of {answer['ContentLength']}")
+        if arguments and "ContentRange" not in answer:  # a server that gave the whole
+            data = data[start:stop]
         return data, answer["ETag"]
 
     async def _reading(self, name: str, read: Callable[[], Awaitable[T]]) -> T:
@@ -239,13 +250,11 @@ class S3Backend:
             except CastoreError:
                 raise
             except Exception as e:
-                fault = errors.fault(e)
+                fault = self._fault(e)
                 if fault.missing:
                     if not fault.code.startswith("NoSuch"):
                         await self._need_bucket()
                     raise ObjectNotFoundError(f"{self.url}/{name} does not exist") from None
-                if fault.status == 416:
-                    return b"", ""  # type: ignore[return-value]
                 if not fault.passing or attempt == _ATTEMPTS - 1:
                     raise errors.told(self.url, "read", fault) from e
             await asyncio.sleep(random.uniform(0.5, 1) * 0.15 * 3**attempt)
@@ -256,7 +265,7 @@ class S3Backend:
         try:
             await self._call("list_objects_v2", MaxKeys=1, Prefix=self._folder(""))
         except Exception as e:
-            raise errors.told(self.url, "read", errors.fault(e)) from e
+            raise errors.told(self.url, "read", self._fault(e)) from e
 
     def _page(self, **arguments: Any) -> dict[str, Any]:
         return self._run(
@@ -267,31 +276,37 @@ class S3Backend:
         root, skip = self._folder(prefix), len(self._folder(""))
         more: dict[str, Any] = {"StartAfter": self._key(after)} if after else {}
         left = limit
-        while True:
+        while left is None or left > 0:
             page = self._page(Prefix=root, MaxKeys=min(1000, left or 1000), **more)
             for item in page.get("Contents", []):
                 name = item["Key"][skip:]
-                if prefix or not name.startswith("tmp/"):
+                hidden = name.endswith("/") or (not prefix and name.startswith("tmp/"))
+                if not hidden and (after is None or name > after):
+                    left = None if left is None else left - 1
                     yield Stat(name, item["Size"], item["LastModified"].timestamp(), item["ETag"])
-            left = None if left is None else left - len(page.get("Contents", []))
-            if not page.get("IsTruncated") or left == 0:
+            if not page.get("IsTruncated"):
                 return
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
     async def _put(self, name: str, data: Buffer, condition: dict[str, str]) -> str | None:
         """One PutObject; None when the condition was refused."""
-        checksum = base64.b64encode(hashlib.sha256(data).digest()).decode()
+        body = data if isinstance(data, bytes) else bytes(data)
+        if len(body) < _LONG_HASH:
+            digest = hashlib.sha256(body)
+        else:  # the loop serves everybody
+            digest = await asyncio.to_thread(hashlib.sha256, body)
+        checksum = base64.b64encode(digest.digest()).decode()
         for attempt in range(_ATTEMPTS):
             try:
                 answer = await self._call(
                     "put_object",
                     Key=self._key(name),
-                    Body=bytes(data),
+                    Body=body,
                     ChecksumSHA256=checksum,
                     **condition,
                 )
             except Exception as e:
-                fault = errors.fault(e)
+                fault = self._fault(e)
                 if fault.status == 412 or (fault.missing and "IfMatch" in condition):
                     if fault.code == "NoSuchBucket":
                         raise
@@ -310,7 +325,7 @@ class S3Backend:
         except CastoreError:
             raise
         except Exception as e:
-            fault = errors.fault(e)
+            fault = self._fault(e)
             if fault.unanswered:
                 raise UnansweredError(
                     f"{self.url}/{name}: no clear answer to a write: {fault.text}"
@@ -318,12 +333,12 @@ class S3Backend:
             raise errors.told(self.url, "write", fault) from e
 
     async def _create(self, name: str, data: Buffer) -> str | None:
-        _refuse_large(name, data)
+        refuse_large(name, data)
         put = lambda: self._put(name, data, {"IfNoneMatch": "*"})  # noqa: E731
         return await self._writing(name, put)
 
     async def _create_all(self, items: Sequence[tuple[str, Buffer]]) -> builtins.list[str | None]:
-        gate = _Gate(self.parallel, _CONCURRENT_BYTES)
+        gate = Gate(_CONCURRENT, _CONCURRENT_BYTES)
 
         async def one(name: str, data: Buffer) -> str | None:
             async with gate.passing(len(data)):
@@ -365,66 +380,39 @@ class S3Backend:
             try:
                 await self._call("delete_object", Key=self._key(name))
             except Exception as e:
-                fault = errors.fault(e)
+                fault = self._fault(e)
                 if not fault.missing or fault.code == "NoSuchBucket":
                     raise
 
         for attempt in range(_ATTEMPTS):
             try:
-                return await self._writing(name, once)
+                await self._writing(name, once)
+                return
             except UnansweredError:
                 if attempt == _ATTEMPTS - 1:
                     raise
             await asyncio.sleep(random.uniform(0.5, 1) * 0.15 * 3**attempt)
 
     async def _delete_until(self, name: str, expires: float) -> None:
-        """A signed request that the server itself refuses after ``expires``, sent once.
-
-        The signature carries this machine's time and a number of seconds; their sum is an instant
-        that the server compares with its own clock.
-        """
-        seconds = int(expires - time.time())
-        if seconds < 1:
-            raise ExpiredError(f"{self.url}/{name}: not deleted, the sweep's end has passed")
-        client = await self._fs.get_s3(self._bucket)
-        url = await client.generate_presigned_url(
-            "delete_object",
-            Params={"Bucket": self._bucket, "Key": self._key(name)},
-            ExpiresIn=min(seconds, 604_800),
-        )
-        status, text = await asyncio.to_thread(errors.send_delete, url)
-        if status in (200, 204, 404):
+        """A signed request that the server itself refuses after ``expires``, sent once."""
+        where = f"{self.url}/{name}"
+        try:
+            status, text = await self._client.signed_delete(self._bucket, self._key(name), expires)
+        except CastoreError:
+            raise
+        except Exception as e:
+            fault = self._fault(e)
+            # The original names the signed URL, which is as good as a key until it ends.
+            if fault.unanswered:
+                raise UnansweredError(f"{where}: no answer to a delete: {fault.text}") from None
+            raise errors.told(self.url, "delete", fault) from None
+        text = scrub(text, self._secrets)
+        if status in (200, 204) or (status == 404 and "NoSuchBucket" not in text):
             return
         if status == 403 and "expired" in text.lower():
-            raise ExpiredError(f"{self.url}/{name}: not deleted, the sweep's end has passed")
-        if status == 0 or status >= 500:
-            raise UnansweredError(f"{self.url}/{name}: no answer to a delete: {text}")
-        raise BackendError(f"{self.url}/{name}: the store refused a delete ({status}): {text}")
-
-
-class _Gate:
-    """Lets a number of coroutines and a number of bytes through at once."""
-
-    def __init__(self, count: int, size: int):
-        self._count, self._size = asyncio.Semaphore(count), size
-        self._used, self._changed = 0, asyncio.Condition()
-
-    @contextlib.asynccontextmanager
-    async def passing(self, n: int) -> Any:
-        async with self._count:
-            async with self._changed:
-                await self._changed.wait_for(
-                    lambda: self._used == 0 or self._used + n <= self._size
-                )
-                self._used += n
-            try:
-                yield
-            finally:
-                async with self._changed:
-                    self._used -= n
-                    self._changed.notify_all()
-
-
-def _refuse_large(name: str, data: Buffer) -> None:
-    if len(data) > MAX_OBJECT:
-        raise InvalidInputError(f"{name}: {len(data)} bytes, at most {MAX_OBJECT}")
+            raise ExpiredError(f"{where}: not deleted, the sweep's end has passed")
+        code = next(iter(re.findall("<Code>([^<]*)</Code>", text)), str(status))
+        fault = errors.Fault(status, code, text)
+        if fault.unanswered:
+            raise UnansweredError(f"{where}: no clear answer to a delete: {text}")
+        raise errors.told(self.url, "delete", fault)

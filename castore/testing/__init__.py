@@ -1,1 +1,1 @@
-"""Conformance suites and helpers for those who write backends and drivers, and for castore itself."""
+"""Conformance suites and helpers for writers of backends and drivers, and castore itself."""

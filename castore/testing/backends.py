@@ -15,6 +15,7 @@ import pickle
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
 from typing import Any, TypeVar
 
@@ -373,7 +374,7 @@ class BackendTests:
             pytest.skip("no races on this store")
         for n in range(3):
             name = f"race/{n}"
-            outcomes = _at_once(self.racers, lambda i, name=name: _created(backend, name, i))
+            outcomes = _at_once(self.racers, partial(_created, backend, name))
             winners = [i for i, won in enumerate(outcomes) if won]
             assert len(winners) == 1
             assert self.raw_get(name) == _content(winners[0])

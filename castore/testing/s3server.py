@@ -39,7 +39,9 @@ import tempfile
 import threading
 import time
 import urllib.parse
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 HOST = "127.0.0.1"
 REGION = "us-east-1"
@@ -89,7 +91,7 @@ def signed_request(
 ) -> tuple[int, dict[str, str], bytes]:
     """One SigV4 request without any SDK."""
     u = urllib.parse.urlsplit(endpoint)
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
     sha = hashlib.sha256(body).hexdigest()
     raw, _, query = path.partition("?")
@@ -113,7 +115,7 @@ def signed_request(
         f"AWS4-HMAC-SHA256 Credential={key}/{scope}, "
         f"SignedHeaders={';'.join(names)}, Signature={sig}"
     )
-    conn = http.client.HTTPConnection(u.hostname, u.port, timeout=timeout)
+    conn = http.client.HTTPConnection(u.hostname or HOST, u.port, timeout=timeout)
     try:
         conn.request(method, raw + ("?" + query if query else ""), body=body, headers=h)
         r = conn.getresponse()
@@ -144,7 +146,7 @@ def _find(exe: str) -> str:
 
 
 class S3ServerError(RuntimeError):
-    pass
+    """The server did not start, or ended."""
 
 
 class _Fatal(S3ServerError):
@@ -153,9 +155,11 @@ class _Fatal(S3ServerError):
 
 # --- the server --------------------------------------------------------------------
 class S3Server:
+    """One server process, its folder, ports and random credentials; a context manager."""
+
     def __init__(
         self,
-        dir: str | os.PathLike | None = None,
+        dir: str | os.PathLike[str] | None = None,
         *,
         bucket: str | list[str] = "test",
         backend: str = "seaweedfs",
@@ -179,7 +183,7 @@ class S3Server:
         self.start_timeout, self.stop_timeout, self.attempts = start_timeout, stop_timeout, attempts
         self.volume_size_mb = volume_size_mb
         self.ports: list[int] = []
-        self.proc: subprocess.Popen | None = None
+        self.proc: subprocess.Popen[bytes] | None = None
         self._sockdir: str | None = None
 
     # -- what tests use
@@ -216,7 +220,7 @@ class S3Server:
             "no_proxy": HOST,
         }
 
-    def fsspec_options(self) -> dict:
+    def fsspec_options(self) -> dict[str, Any]:
         return {
             "key": self.access_key,
             "secret": self.secret_key,
@@ -224,7 +228,7 @@ class S3Server:
             "client_kwargs": {"region_name": REGION},
         }
 
-    def boto3_options(self) -> dict:
+    def boto3_options(self) -> dict[str, Any]:
         return {
             "endpoint_url": self.endpoint,
             "aws_access_key_id": self.access_key,
@@ -232,7 +236,15 @@ class S3Server:
             "region_name": REGION,
         }
 
-    def request(self, method: str, path: str, body: bytes = b"", headers=None, timeout=5.0):
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: dict[str, str] | None = None,
+        timeout: float = 5.0,
+    ) -> tuple[int, dict[str, str], bytes]:
+        """One signed request: status, headers (lower-case names), body."""
         return signed_request(
             self.endpoint, self.access_key, self.secret_key, method, path, body, headers, timeout
         )
@@ -294,7 +306,7 @@ class S3Server:
         ]
 
     # -- life cycle
-    def start(self) -> "S3Server":
+    def start(self) -> S3Server:
         if self.proc is not None:
             raise S3ServerError("already started")
         self.dir.mkdir(parents=True, exist_ok=True)
@@ -326,7 +338,7 @@ class S3Server:
         }  # weed reads several of these
         env["HOME"] = str(self.dir)
         with open(self.log_path, "ab") as log:
-            log.write(f"=== {datetime.datetime.now().isoformat()} start\n".encode())
+            log.write(f"=== {datetime.datetime.now(datetime.UTC).isoformat()} start\n".encode())
             log.flush()
             self.proc = subprocess.Popen(
                 self._command(),
@@ -342,9 +354,10 @@ class S3Server:
         if not self.detach:
             atexit.register(self._atexit)
 
-    def _die_with_parent(self):
+    def _die_with_parent(self) -> Callable[[], object] | None:
         """atexit doesn't run when the parent is killed (SIGTERM, CI timeout, kill -9), so let the
-        kernel stop the server then. Linux; per *thread*, hence only from the main one."""
+        kernel stop the server then. Linux; per *thread*, hence only from the main one.
+        """
         if (
             self.detach
             or sys.platform != "linux"
@@ -362,10 +375,11 @@ class S3Server:
         deadline = time.monotonic() + self.start_timeout
         last = "no answer"
         probe = f"/{self.bucket}/.s3server-probe-{secrets.token_hex(4)}"
+        todo: list[tuple[str, str, tuple[int, ...]]]
         todo = [("PUT", f"/{b}", (200, 409)) for b in self.buckets]
         todo += [("PUT", probe, (200,)), ("GET", probe, (200,)), ("DELETE", probe, (200, 204))]
         while time.monotonic() < deadline:
-            rc = self.proc.poll()
+            rc = self.proc.poll() if self.proc else None
             if rc is not None:
                 raise S3ServerError(f"exited with {rc}")
             method, path, ok = todo[0]
@@ -412,7 +426,7 @@ class S3Server:
         """kill -9, data kept: for crash tests, followed by restart()."""
         self._terminate(signal.SIGKILL)
 
-    def restart(self) -> "S3Server":
+    def restart(self) -> S3Server:
         """Same ports, credentials and data."""
         self._terminate()
         return self.start()
@@ -431,10 +445,10 @@ class S3Server:
         except OSError:
             return "(no log)"
 
-    def __enter__(self):
+    def __enter__(self) -> S3Server:
         return self.start()
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: object) -> None:
         self.stop()
 
 
@@ -464,7 +478,7 @@ def _stop_recorded(dir: Path, timeout: float = 20.0) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    ap = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    ap = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     sub = ap.add_subparsers(dest="cmd", required=True)
     for name in ("start", "run"):
         p = sub.add_parser(name)
@@ -509,7 +523,7 @@ def main(argv: list[str] | None = None) -> int:
     srv.start()
     info = {
         "pid": srv.pid,
-        "started": _proc_start(srv.pid),
+        "started": _proc_start(srv.pid or 0),
         "endpoint": srv.endpoint,
         "buckets": srv.buckets,
         "access_key": srv.access_key,
