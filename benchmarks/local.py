@@ -1,11 +1,13 @@
-"""Side by side on one folder of checkpoints: `cp` + fsync, castore, and peers that are installed.
+"""Side by side on one folder of checkpoints: `cp` + fsync, castore, and installed peers.
 
-    python benchmarks/local.py FOLDER [--rounds 5] [--work DIR] [--peers cp,castore,castore-none,restic,borg,zipnn]
+    python benchmarks/local.py FOLDER [--rounds 5] [--work DIR] [--peers cp,castore,restic]
 
-Every round runs every system once, in rotating order, each in a fresh store; the figures are medians
-over the rounds, and the ratios medians of per-round ratios to `cp` + fsync of the same round. Rounds in
-which `cp` took over 0.9 CPU seconds a GB are dropped. What a round wrote is deleted two rounds
-later; one warm-up round is not counted.
+Peers: cp, castore, castore-none (no compression), restic, borg, zipnn.
+
+Every round runs every system once, in rotating order, each in a fresh store; the figures are
+medians over the rounds, and the ratios medians of per-round ratios to `cp` + fsync of the same
+round. Rounds in which `cp` took over 0.9 CPU seconds a GB are dropped. What a round wrote is
+deleted a round later; one warm-up round is not counted.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Backend(Protocol):
         """Make the folder entries of names found present durable (local; else nothing)."""
 
     def replace(self, name: str, data: Buffer, if_version: str) -> str:
-        """Compare and swap: store ``data`` if the version is ``if_version``, or if absent for `MISSING`.
+        """Compare and swap: store ``data`` if the version is ``if_version`` (`MISSING`: none yet).
 
         Gives the new version. `AlreadyExistsError` when another version is there;
         `UnansweredError` as for `create`.

@@ -26,7 +26,7 @@ def natural_key(path: str) -> tuple[tuple[int, ...], str]:
 
 
 def nearest_in_series(path: str, candidates: Iterable[str]) -> str | None:
-    """Of the ``candidates``, the last one before ``path`` in its series, else the first after it."""
+    """Of ``candidates``, the last before ``path`` in its series, else the first after it."""
     same = sorted((c for c in candidates if c != path), key=natural_key)
     before = [c for c in same if natural_key(c) < natural_key(path)]
     return before[-1] if before else same[0] if same else None

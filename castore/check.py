@@ -1,4 +1,4 @@
-"""Check: find damage in a repository. Never deletes, never repairs; `repair` is asked for by name."""
+"""Check: find damage in a repository. It never deletes and never repairs; only `repair` does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Problem:
 
 @dataclass(slots=True)
 class CheckReport:
-    """What a check looked at. ``unstable``: objects that read wrong once and right the second time."""
+    """What a check looked at. ``unstable``: objects that read wrong once, then right."""
 
     snapshots: int = 0
     objects: int = 0

@@ -169,7 +169,7 @@ def workers(backend: Backend) -> int:
 
 
 def lineages(tree: Tree) -> list[list[str]]:
-    """The tree's blobs grouped so that a delta tends to follow its base: the n-th blobs of a series."""
+    """The tree's blobs, grouped so that a delta tends to follow its base (n-th of a series)."""
     groups: dict[tuple[str, int], list[str]] = defaultdict(list)
     for path, file in sorted(tree.files(), key=lambda f: bases.natural_key(f[0])):
         series = bases.series_of(path)
@@ -259,7 +259,7 @@ def _move(tree: Tree, staging: str, target: str, force: bool) -> None:
 
 
 def _open_folder(target: str, folder: str) -> int:
-    """A descriptor of ``target/folder``, made where missing; no link below the target is followed."""
+    """A descriptor of ``target/folder``, made if missing; no link below the target is followed."""
     fd = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
     for part in folder.split("/") if folder else []:
         try:

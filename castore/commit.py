@@ -350,7 +350,7 @@ class Committer:
         return Base(chain[0], header.depth, header.width, content, proven)
 
     def _content(self, digest: str) -> Buffer | None:
-        """Verified content of a base: kept, read again from its source, or out of the repository."""
+        """Verified content of a base: kept, read again from its source, or from the repository."""
         with self._lock:
             kept = self._recent.get(digest)
             mine = self._mine.get(digest)

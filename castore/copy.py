@@ -25,7 +25,7 @@ _WINDOW = 4 << 30  # logical bytes whose objects are sent in one walk
 
 @dataclass(slots=True)
 class CopyReport:
-    """``snapshots`` copied and ``skipped`` (there already); ``objects`` and stored ``bytes`` sent."""
+    """``snapshots`` copied, ``skipped`` (there already); ``objects`` and stored ``bytes`` sent."""
 
     snapshots: int = 0
     skipped: int = 0
@@ -140,7 +140,7 @@ class _Sender:
     ):
         self._target, self._progress = target, progress
         self._lacking = frozenset(lacking)
-        self._headers = {d: h for d, h in present.items() if h is not None}
+        self._headers: dict[str, Header | None] = {d: h for d, h in present.items() if h}
 
     def send(self, digest: str, content: Buffer, data: bytes) -> None:
         header = parse_header(data, digest)

@@ -62,7 +62,8 @@ def _delta_wins(content: Buffer, base: Buffer, width: int) -> bool:
 
 def _sample(content: Buffer) -> Buffer:
     """Two stretches, a thirty-second of the content in all, or all of it when it is small; a
-    multiple of 8 long."""
+    multiple of 8 long.
+    """
     n = len(content)
     stretch = min(max(n // 64 & ~7, _LEAST_SAMPLE), _MOST_SAMPLE)
     if n <= 2 * stretch:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from castore.backend import Backend, UnansweredError
-from castore.errors import AlreadyExistsError, ObjectNotFoundError, SnapshotNotFoundError
+from castore.errors import (
+    AlreadyExistsError,
+    BackendError,
+    ObjectNotFoundError,
+    SnapshotNotFoundError,
+)
+from castore.publish import Patience, until_answered
 from castore.snapshot import SnapshotName
 
 
-def forget(backend: Backend, name: SnapshotName) -> None:
+def forget(backend: Backend, name: SnapshotName, patience: Patience) -> None:
     """Create ``forgotten/...``, then delete the snapshot. A second forget restarts the clock.
 
     Raises
@@ -19,14 +25,13 @@ def forget(backend: Backend, name: SnapshotName) -> None:
         data = backend.get(name.path)
     except ObjectNotFoundError:
         raise SnapshotNotFoundError(f"{name} is not in {backend.url}") from None
-    while not _remember(backend, name, data):
-        continue
-    while True:
-        try:
-            backend.delete(name.path)
-            return
-        except UnansweredError:
-            continue
+    for _ in range(patience.tries):
+        if _remember(backend, name, data):
+            break
+        patience.sleep(patience.poll)
+    else:
+        raise BackendError(f"{backend.url} does not answer: {name} was not forgotten; try again")
+    until_answered(lambda: backend.delete(name.path), patience)
 
 
 def _remember(backend: Backend, name: SnapshotName, data: bytes) -> bool:

@@ -115,7 +115,8 @@ def parse_header(data: Buffer, name: str = "") -> Header:
         raise bad("its checksum does not match")
     if version != _VERSION:
         raise FormatError(
-            f"object {name}: frame version {version}, this castore reads {_VERSION}: upgrade castore"
+            f"object {name}: frame version {version}, this castore reads {_VERSION}:"
+            " upgrade castore"
         )
     if codec > DELTA or width not in WIDTHS or content > MAX_CONTENT or content % width:
         raise bad(f"codec {codec}, width {width}, content length {content}")
@@ -205,7 +206,7 @@ def decode(frame: Buffer, base: Buffer | None = None, name: str = "") -> Buffer:
 
 
 def compress(content: Buffer, width: int) -> Buffer:
-    """Blosc-1 buffer of ``content``: Zstandard level 1, byte shuffle, one thread (so it repeats)."""
+    """Blosc-1 buffer of ``content``: Zstandard level 1, byte shuffle, one thread: it repeats."""
     result: bytes = _off_main(
         blosc.compress,
         np.frombuffer(content, np.uint8),
@@ -241,7 +242,8 @@ def decompress(payload: Buffer, length: int, name: str = "") -> bytearray:
 
 def _off_main(function: Any, *args: Any) -> Any:
     """Blosc uses a process-wide thread pool when called on the main thread, whose output varies
-    from run to run; on any other thread it works alone."""
+    from run to run; on any other thread it works alone.
+    """
     if threading.current_thread() is not threading.main_thread():
         return function(*args)
     result: list[Any] = []

@@ -11,6 +11,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from castore.backend import ExpiredError, UnansweredError
 from castore.errors import (
@@ -21,7 +22,7 @@ from castore.errors import (
     ObjectNotFoundError,
 )
 from castore.objects import object_name
-from castore.publish import PRUNE, Patience, Sweep, close_sweep, fence, read_sweep
+from castore.publish import PRUNE, Sweep, close_sweep, fence, read_sweep, until_answered
 from castore.reach import Roots, Stored, closure, list_objects
 from castore.repository import LOCK_TIMEOUT, Repository
 from castore.snapshot import SnapshotName, parse_name
@@ -180,7 +181,7 @@ def prune_remote(
 
 
 def announce(repository: Repository, length: float) -> Sweep:
-    """Put a sweep with a random id into ``prune.json``, once no other is on and the pause is over."""
+    """Put a sweep with a random id into ``prune.json``, when no other is on."""
     backend, patience = repository.backend, repository.patience
     while True:
         now = backend.now()
@@ -228,19 +229,10 @@ def settle_pending(repository: Repository, sweep: Sweep) -> bool:
                 break
             if now > beat + patience.overdue:
                 fence(backend, name, None, patience)
-                _delete_surely(repository, stat.name)
+                until_answered(partial(backend.delete, stat.name), patience)
                 break
             patience.sleep(patience.poll)
     return True
-
-
-def _delete_surely(repository: Repository, name: str) -> None:
-    while True:
-        try:
-            repository.backend.delete(name)
-            return
-        except UnansweredError:
-            continue
 
 
 def _sweep(

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from castore import document
 from castore.backend import MISSING, Backend, UnansweredError
@@ -28,6 +28,7 @@ OVERDUE = 15 * 60.0  # seconds without a heartbeat before a pending is fenced
 _ATTEMPTS = 15
 _DAY = 86_400_000_000
 
+T = TypeVar("T")
 Heal = Callable[[Sequence[str]], list[str]]
 
 
@@ -59,6 +60,17 @@ class Patience:
     margin: float = MARGIN
     overdue: float = OVERDUE
     poll: float = 1.0
+    tries: int = 120
+
+
+def until_answered(act: Callable[[], T], patience: Patience) -> T:
+    """``act()`` until an answer comes; `UnansweredError` when none does for long."""
+    for _ in range(patience.tries - 1):
+        try:
+            return act()
+        except UnansweredError:
+            patience.sleep(patience.poll)
+    return act()
 
 
 def read_sweep(backend: Backend) -> Sweep:
@@ -198,7 +210,7 @@ def publish_remote(
 
 
 class Pending:
-    """This writer's mark under ``pending/``; only it, or a pruner whose fence stands, removes it."""
+    """This writer's mark under ``pending/``; it, or a pruner whose fence stands, deletes it."""
 
     def __init__(
         self, backend: Backend, name: SnapshotName, data: bytes, version: str, overdue: float
@@ -210,23 +222,19 @@ class Pending:
     def announce(backend: Backend, name: SnapshotName, patience: Patience) -> Pending | None:
         """The mark, or None when the name is taken."""
         data = secrets.token_hex(16).encode()
-        while True:
+        try:
+            version = until_answered(lambda: backend.create(name.pending, data), patience)
+        except AlreadyExistsError:
             try:
-                version = backend.create(name.pending, data)
-            except UnansweredError:
-                patience.sleep(patience.poll)
-                continue
-            except AlreadyExistsError:
-                try:
-                    found, version = backend.get_versioned(name.pending)
-                except ObjectNotFoundError:
-                    return None
-                if found != data:
-                    return None
-            return Pending(backend, name, data, version, patience.overdue)
+                found, version = backend.get_versioned(name.pending)
+            except ObjectNotFoundError:
+                return None
+            if found != data:
+                return None
+        return Pending(backend, name, data, version, patience.overdue)
 
     def beat(self) -> None:
-        """Rewrite the mark if it is time; one that is gone was fenced, which the create will see."""
+        """Rewrite the mark if it is time; one that is gone was fenced: the create will see."""
         if time.monotonic() - self._last < self._every:
             return
         try:
@@ -253,7 +261,7 @@ class Pending:
 def create_snapshot(
     backend: Backend, name: SnapshotName, data: bytes, patience: Patience = Patience()
 ) -> Literal["committed", "fenced"]:
-    """Create the document with one request; without an answer, fence the name and see who was first."""
+    """Create the document with one request; without an answer, fence the name and look."""
     try:
         backend.create(name.path, data)
         return "committed"
@@ -266,21 +274,29 @@ def create_snapshot(
 def fence(
     backend: Backend, name: SnapshotName, data: bytes | None, patience: Patience
 ) -> Literal["committed", "fenced"]:
-    """Spend the name with zero bytes, unless a document stands there (then it was committed)."""
-    while True:
-        try:
-            backend.create(name.path, FENCE)
-            return "fenced"
-        except AlreadyExistsError:
-            return _look(backend, name, data)
-        except UnansweredError:
-            patience.sleep(patience.poll)
+    """Spend the name with zero bytes, unless a document stands there (then it was committed).
+
+    Raises
+    ------
+    UnansweredError
+        No answer for long: whether the snapshot was made is not known.
+    """
+    try:
+        until_answered(lambda: backend.create(name.path, FENCE), patience)
+    except AlreadyExistsError:
+        return _look(backend, name, data)
+    except UnansweredError as e:
+        raise UnansweredError(
+            f"{backend.url} does not answer: whether {name} was committed is not known; look with"
+            " 'castore snapshots' once the store answers again"
+        ) from e
+    return "fenced"
 
 
 def _look(
     backend: Backend, name: SnapshotName, data: bytes | None
 ) -> Literal["committed", "fenced"]:
-    """Who was first under a taken name. One that has vanished since was committed, and forgotten."""
+    """Who was first under a taken name. What has vanished since was committed, and forgotten."""
     try:
         found = backend.get(name.path)
     except ObjectNotFoundError:

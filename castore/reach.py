@@ -1,5 +1,6 @@
 """What snapshots need: reading every document and tree, and closing over bases. Used by prune,
-check, usage and copy."""
+check, usage and copy.
+"""
 
 from __future__ import annotations
 

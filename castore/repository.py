@@ -232,7 +232,7 @@ class Repository:
     def read(
         self, snapshot: SnapshotName | str, path: str, start: int = 0, stop: int | None = None
     ) -> bytes:
-        """Bytes ``[start, stop)`` of one file; only the blobs it touches are read, each verified."""
+        """Bytes ``[start, stop)`` of one file; only the blobs it touches are read, and verified."""
         tree = self.tree(snapshot)
         entry = tree.entries.get(path)
         if not isinstance(entry, File):
@@ -324,7 +324,7 @@ class Repository:
         content = tree.encode()
         if len(content) > MAX_CONTENT:
             raise InvalidInputError(
-                f"the list of {len(entries)} files takes {len(content)} bytes, at most {MAX_CONTENT}:"
+                f"a list of {len(entries)} files takes {len(content)} bytes, at most {MAX_CONTENT}:"
                 " commit in several snapshots"
             )
         digest = digest_of(content)
@@ -393,7 +393,7 @@ class Repository:
         ).encode()
 
     def _earlier(self, newest: SnapshotName | None) -> dict[str, File]:
-        """The newest snapshot's files; one that cannot be read gives no bases, not a failed commit."""
+        """The newest snapshot's files; an unreadable one gives no bases, not a failed commit."""
         if newest is None:
             return {}
         try:
@@ -410,7 +410,7 @@ class Repository:
     def forget(self, snapshot: SnapshotName | str) -> SnapshotName:
         """Take a snapshot off the list; its objects stay for the grace period at least."""
         name = self.resolve(snapshot) if isinstance(snapshot, str) else snapshot
-        forget.forget(self.backend, name)
+        forget.forget(self.backend, name, self.patience)
         return name
 
     def forgotten(self) -> Iterator[SnapshotName]:

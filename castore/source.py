@@ -24,18 +24,18 @@ class Reader:
             raise BackendError(f"{source.path} cannot be read: {e.strerror}") from e
         self.check()
 
-    def read(self, start: int, stop: int) -> bytearray:
-        buffer = bytearray(stop - start)
-        view, done = memoryview(buffer), 0
-        while done < len(buffer):
+    def read(self, start: int, stop: int) -> bytes:
+        parts: list[bytes] = []
+        while start < stop:
             try:
-                n = os.preadv(self._fd, [view[done:]], start + done)
+                part = os.pread(self._fd, stop - start, start)
             except OSError as e:
                 raise BackendError(f"{self._source.path} cannot be read: {e.strerror}") from e
-            if n == 0:
+            if not part:
                 raise self._changed()
-            done += n
-        return buffer
+            parts.append(part)
+            start += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def check(self) -> None:
         """`InvalidInputError` if the file is not the one that was scanned, or was changed since."""
@@ -76,8 +76,8 @@ class _MemoryReader:
     def __init__(self, data: bytes):
         self._data = data
 
-    def read(self, start: int, stop: int) -> bytearray:
-        return bytearray(self._data[start:stop])
+    def read(self, start: int, stop: int) -> bytes:
+        return self._data[start:stop]
 
     def check(self) -> None:
         """Bytes do not change."""

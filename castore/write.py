@@ -8,6 +8,7 @@ import threading
 from castore.objects import ObjectStore
 
 _BATCH_BYTES, _BATCH_FRAMES = 24 << 20, 256
+_PATIENCE = 0.02  # seconds to wait for more: a writer that waits for ever can starve the budget
 
 
 class Budget:
@@ -71,7 +72,10 @@ class FrameWriter:
             batch: list[tuple[str, bytes]] = []
             size = 0
             while size < _BATCH_BYTES and len(batch) < _BATCH_FRAMES:
-                item = self._queue.get()
+                try:
+                    item = self._queue.get(timeout=_PATIENCE if batch else None)
+                except queue.Empty:
+                    break
                 if item is None:
                     more = False
                     break

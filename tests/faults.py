@@ -180,7 +180,7 @@ class Outage(Wrapped):
 
 
 class BadReads(Wrapped):
-    """Changes what a read gives: ``spoil(name, data, n)`` sees the ``n``-th whole read of a name."""
+    """Changes what a read gives: ``spoil(name, data, n)`` sees a name's ``n``-th whole read."""
 
     def __init__(self, inner: Any, spoil: Callable[[str, bytes, int], bytes]):
         super().__init__(inner)

@@ -395,7 +395,10 @@ def test_au4_a_read_that_is_wrong_once_is_unstable_not_corrupt(
     found, report = checked(with_backend(repository, bad))
     assert found == []
     assert report.unstable
-    assert set(report.unstable) <= {digest or names[1].path, *(tensor(repository, n) for n in names)}
+    assert set(report.unstable) <= {
+        digest or names[1].path,
+        *(tensor(repository, n) for n in names),
+    }
     if what != "base":
         assert report.unstable == [digest or names[1].path]
     always = BadReads(repository.backend, lambda name, d, n: spoil(d) if name == hit else d)

@@ -177,9 +177,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 @both
 @pytest.mark.parametrize("damage", ["flip", "gone"])
-def test_damaged_bytes_are_never_copied(
-    one: str, other: str, damage: str, tmp_path: Path
-) -> None:
+def test_damaged_bytes_are_never_copied(one: str, other: str, damage: str, tmp_path: Path) -> None:
     source, target = pair(one, other, tmp_path)
     good = source.commit(draft({"m": b"good"}), namespace="a").name
     bad = source.commit(draft({"m": series(1)[0], "n": noise(100)}), namespace="b").name

@@ -58,7 +58,8 @@ def prune_patiently(repository: Repository) -> None:
     try:
         prune(repository, grace=0)
     except BackendError as e:
-        assert "run prune again in" in str(e)
+        if "run prune again in" not in str(e):
+            raise
         repository.patience.sleep(ENOUGH)
         prune(repository, grace=0)
 
@@ -270,7 +271,14 @@ def test_mc1_a_real_sigkill_in_the_middle_of_commits(tmp_path: Path) -> None:
     files = series(3)
     for i, file in enumerate(files):
         tensors = {f"w{j}": weights(30_000, 10 * i + j) for j in range(8)}
-        lay(tmp_path / f"run{i}", {"m": file, "big": safetensors(tensors), **{f"s{j}": noise(40, 99 * i + j) for j in range(60)}})
+        lay(
+            tmp_path / f"run{i}",
+            {
+                "m": file,
+                "big": safetensors(tensors),
+                **{f"s{j}": noise(40, 99 * i + j) for j in range(60)},
+            },
+        )
     folders = [str(tmp_path / f"run{i}") for i in range(3)]
     first = repository.commit([folders[0]]).name
     expected = contents(repository, first)

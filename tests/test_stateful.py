@@ -222,7 +222,11 @@ class Machine(RuleBasedStateMachine):
     # -- damage
 
     @precondition(lambda self: any(blobs_of(self, n) for n in self.listed))
-    @rule(data=some.data(), how=some.sampled_from(["flip", "cut", "delete"]), at=some.integers(0, 2000))
+    @rule(
+        data=some.data(),
+        how=some.sampled_from(["flip", "cut", "delete"]),
+        at=some.integers(0, 2000),
+    )
     def damage_and_heal(self, data: some.DataObject, how: str, at: int) -> None:
         name = data.draw(some.sampled_from(sorted(n for n in self.listed if blobs_of(self, n))))
         path = data.draw(some.sampled_from(sorted(blobs_of(self, name))))

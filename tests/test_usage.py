@@ -28,7 +28,9 @@ def test_the_numbers_add_up(kind: str, tmp_path: Path) -> None:
     repository.commit(draft({"x": files[0]}), namespace="b")
     orphan = repository.commit(draft({"z": noise(700)}), namespace="c").name
     repository.backend.delete(orphan.path)
-    sizes = {n.rpartition("/")[2]: len(d) for n, d in raw(repository).items() if n.startswith("objects/")}
+    sizes = {
+        n.rpartition("/")[2]: len(d) for n, d in raw(repository).items() if n.startswith("objects/")
+    }
     found = usage(repository)
     assert found.stored == sum(sizes.values())
     assert found.objects == len(sizes)
