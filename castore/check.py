@@ -24,9 +24,10 @@ from castore.errors import (
     ObjectNotFoundError,
 )
 from castore.frame import Header, check_frame, parse_header
+from castore.load import read_snapshot, read_tree
 from castore.objects import digest_of_name, object_name
 from castore.reach import Stored
-from castore.repository import Repository, read_snapshot, read_tree
+from castore.repository import Repository
 from castore.snapshot import Snapshot, SnapshotName, parse_name
 from castore.tree import Tree
 from castore.walk import Walker

@@ -14,7 +14,8 @@ from castore.digest import Buffer
 from castore.encode import encode
 from castore.errors import IntegrityError, InvalidInputError, NotFoundError
 from castore.frame import MAX_DEPTH, Header, parse_header
-from castore.repository import Repository, read_tree
+from castore.load import read_tree
+from castore.repository import Repository
 from castore.snapshot import Snapshot, SnapshotName
 from castore.tree import Tree
 from castore.walk import Walker

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from castore.errors import ObjectNotFoundError
 from castore.frame import Header
+from castore.load import read_snapshot, read_tree
 from castore.objects import digest_of_name
-from castore.repository import Repository, read_snapshot, read_tree
+from castore.repository import Repository
 from castore.snapshot import Snapshot, SnapshotName, parse_name
 from castore.tree import Tree
 

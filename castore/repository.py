@@ -8,6 +8,7 @@ with a folder of checkpoints in ./run:
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,25 +20,25 @@ from castore import checkout as checkout_
 from castore import document, forget
 from castore.backend import Backend
 from castore.backends import open_backend
-from castore.commit import Committer, Options
-from castore.digest import digest_of
-from castore.encode import encode
+from castore.commit import Options
 from castore.errors import (
     AlreadyExistsError,
     BackendError,
     FormatError,
+    IntegrityError,
     InvalidInputError,
     NotFoundError,
     ObjectNotFoundError,
     RepositoryNotFoundError,
     SnapshotNotFoundError,
 )
-from castore.frame import MAX_CONTENT
+from castore.load import read_file, read_snapshot, read_tree
 from castore.objects import ObjectStore
 from castore.publish import Patience, newest_name, publish_local, publish_remote
+from castore.save import precheck, save
 from castore.snapshot import Snapshot, SnapshotName, check_namespace, parse_name
-from castore.source import DiskFile, Draft, MemoryFile, scan
-from castore.tree import Entry, File, Link, Tree, build_tree, check_target
+from castore.source import Draft, scan
+from castore.tree import File, Tree
 
 CONFIG = "config.json"
 LOCK_TIMEOUT = 600.0
@@ -241,14 +242,7 @@ class Repository:
 
     def read_file(self, file: File, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """The bytes of a file of some tree, verified, slice by slice."""
-        stop = file.size if stop is None else min(stop, file.size)
-        at = 0
-        for s in file.slices:
-            a, b = max(start, at), min(stop, at + s.length)
-            if a < b:
-                content = memoryview(self.store.read(s.blob))
-                yield bytes(content[s.offset + a - at : s.offset + b - at])
-            at += s.length
+        return read_file(self.store, file, start, stop)
 
     def checkout(
         self,
@@ -302,57 +296,14 @@ class Repository:
         check_namespace(namespace)
         draft = what if isinstance(what, Draft) else Draft(scan(what, self._local_root()))
         draft = replace(draft, labels={**draft.labels, **(labels or {})}, base=base or draft.base)
-        self._precheck(draft, namespace)
+        precheck(draft, namespace)
         self._probe()
         with self.shared_lock():
-            return self._commit(draft, namespace, options, progress)
-
-    def _commit(
-        self, draft: Draft, namespace: str, options: Options, progress: Callable[[int], None]
-    ) -> Commit:
-        newest = newest_name(self.backend, namespace)
-        earlier = self._earlier(newest)
-        hint = _Hints(self, draft.base)
-        committer = Committer(self.store, options, earlier, hint, progress)
-        sources = {p: e for p, e in draft.entries.items() if isinstance(e, DiskFile | MemoryFile)}
-        files = committer.store(sources)
-        entries: dict[str, Entry] = {
-            p: files[p] if isinstance(e, DiskFile | MemoryFile) else e
-            for p, e in draft.entries.items()
-        }
-        tree = build_tree(entries)
-        content = tree.encode()
-        if len(content) > MAX_CONTENT:
-            raise InvalidInputError(
-                f"a list of {len(entries)} files takes {len(content)} bytes, at most {MAX_CONTENT}:"
-                " commit in several snapshots"
-            )
-        digest = digest_of(content)
-        added = 0
-        data = encode(content, 1, None, "auto")
-        if self.store.create_many([(digest, data)])[0]:
-            added = len(data)
-        snapshot = Snapshot(
-            digest,
-            int(self.backend.now() * 1_000_000),
-            namespace,
-            draft.driver,
-            draft.key,
-            draft.labels,
-            draft.facts,
-            draft.parents,
-            len(files),
-            tree.size,
-        )
-        self.backend.sync([f"objects/{d[:2]}/{d}" for d in committer.writer.found])
-
-        def heal(broken: Sequence[str]) -> list[str]:
-            if digest in broken:
-                self.store.put_self_contained(digest, content)
-            return committer.heal(d for d in broken if d != digest)
-
-        name = self.publish(snapshot, [digest, *tree.blobs()], heal)
-        return Commit(name, snapshot, committer.writer.added + added)
+            earlier = self._earlier(namespace)
+            hint = _Hints(self, draft.base)
+            saved = save(self.store, draft, namespace, earlier, hint, options, progress)
+            name = self.publish(saved.snapshot, saved.need, saved.heal)
+        return Commit(name, saved.snapshot, saved.added)
 
     def publish(
         self, snapshot: Snapshot, need: Sequence[str], heal: Callable[[Sequence[str]], list[str]]
@@ -365,47 +316,6 @@ class Repository:
         if self.backend.kind == "local":
             return publish_local(self.store, data, ns, key, need, heal)
         return publish_remote(self.store, data, ns, key, need, heal, self.patience)
-
-    def _precheck(self, draft: Draft, namespace: str) -> None:
-        """Refuse what the snapshot or tree would refuse before anything is read or stored."""
-        stand_in = File(0, "0" * 64)
-        build_tree(
-            {
-                p: e if not isinstance(e, DiskFile | MemoryFile) else stand_in
-                for p, e in draft.entries.items()
-            }
-        )
-        for p, e in draft.entries.items():
-            if isinstance(e, Link):
-                try:
-                    check_target(e.target, repr(p))
-                except FormatError as error:
-                    raise InvalidInputError(str(error)) from error
-        Snapshot(
-            "0" * 64,
-            0,
-            namespace,
-            draft.driver,
-            draft.key,
-            draft.labels,
-            draft.facts,
-            draft.parents,
-        ).encode()
-
-    def _earlier(self, newest: SnapshotName | None) -> dict[str, File]:
-        """The newest snapshot's files; an unreadable one gives no bases, not a failed commit."""
-        if newest is None:
-            return {}
-        try:
-            return dict(self.tree(newest).files())
-        except (NotFoundError, FormatError) as _:
-            return {}
-        except BackendError:
-            raise
-        except Exception as e:
-            if getattr(e, "exit_code", 0) == 11:
-                return {}
-            raise
 
     def forget(self, snapshot: SnapshotName | str) -> SnapshotName:
         """Take a snapshot off the list; its objects stay for the grace period at least."""
@@ -459,6 +369,14 @@ class Repository:
 
     # -- within
 
+    def _earlier(self, namespace: str) -> dict[str, File]:
+        """The newest snapshot's files; an unreadable one gives no bases, not a failed commit."""
+        newest = newest_name(self.backend, namespace)
+        try:
+            return dict(self.tree(newest).files()) if newest else {}
+        except (NotFoundError, FormatError, IntegrityError):
+            return {}
+
     def shared_lock(self) -> AbstractContextManager[None]:
         """What a local writer holds from before its first look-up until its snapshot is durable."""
         if self.backend.kind == "local":
@@ -500,29 +418,7 @@ class _Hints:
         return found if isinstance(found, File) else None
 
 
-def read_snapshot(data: bytes, name: SnapshotName) -> Snapshot:
-    """A snapshot's document, checked against the digest in its name."""
-    if digest_of(data)[:16] != name.id:
-        from castore.errors import CorruptObjectError
-
-        raise CorruptObjectError(
-            f"snapshot {name}: its bytes have the digest {digest_of(data)[:16]}: the document is"
-            " damaged",
-            name=name.path,
-            expected=name.id,
-            actual=digest_of(data)[:16],
-        )
-    return Snapshot.decode(data, f"snapshot {name}")
-
-
-def read_tree(store: ObjectStore, digest: str) -> Tree:
-    """A tree by digest, verified."""
-    return Tree.decode(bytes(store.read(digest)), f"tree {digest}")
-
-
 def _exists(backend: Backend) -> bool:
-    import os
-
     return backend.kind != "local" or os.path.isdir(backend.url)
 
 

@@ -79,7 +79,7 @@ def _documents(
 ) -> Iterator[tuple[SnapshotName, Snapshot | CastoreError | None]]:
     """Each name's document; the error of one that is damaged; None for one that has just gone."""
     from castore.errors import FormatError, IntegrityError, ObjectNotFoundError
-    from castore.repository import read_snapshot
+    from castore.load import read_snapshot
 
     def read(name: SnapshotName) -> Snapshot | CastoreError | None:
         try:

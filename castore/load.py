@@ -1,0 +1,54 @@
+"""Documents and files out of the store, verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from castore.digest import digest_of
+from castore.errors import CorruptObjectError
+from castore.objects import ObjectStore
+from castore.snapshot import Snapshot, SnapshotName
+from castore.tree import File, Tree
+
+
+def read_snapshot(data: bytes, name: SnapshotName) -> Snapshot:
+    """A snapshot's document, checked against the digest in its name."""
+    actual = digest_of(data)[:16]
+    if actual != name.id:
+        raise CorruptObjectError(
+            f"snapshot {name}: its bytes have the digest {actual}: the document is damaged",
+            name=name.path,
+            expected=name.id,
+            actual=actual,
+        )
+    return Snapshot.decode(data, f"snapshot {name}")
+
+
+def read_tree(store: ObjectStore, digest: str) -> Tree:
+    """A tree by digest."""
+    return Tree.decode(bytes(store.read(digest)), f"tree {digest}")
+
+
+def read_file(
+    store: ObjectStore, file: File, start: int = 0, stop: int | None = None
+) -> Iterator[bytes]:
+    """Bytes ``[start, stop)`` of a file, slice by slice; only the blobs it touches are read.
+
+    A blob that several slices share, one after another, is read once.
+    """
+    stop = file.size if stop is None else min(stop, file.size)
+    at = 0
+    blob, content = "", memoryview(b"")
+    for s in file.slices:
+        a, b = max(start, at), min(stop, at + s.length)
+        if a < b:
+            if s.blob != blob:
+                blob, content = s.blob, memoryview(store.read(s.blob))
+            if s.offset + s.length > len(content):
+                raise CorruptObjectError(
+                    f"object {blob} has {len(content)} bytes, the tree wants"
+                    f" {s.offset + s.length}: the tree is damaged",
+                    name=blob,
+                )
+            yield bytes(content[s.offset + a - at : s.offset + b - at])
+        at += s.length

@@ -1,0 +1,103 @@
+"""From a draft to stored objects and a snapshot's document, ready to be published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from castore.commit import Committer, Options
+from castore.digest import digest_of
+from castore.encode import encode
+from castore.errors import FormatError, InvalidInputError
+from castore.frame import MAX_CONTENT
+from castore.objects import ObjectStore, object_name
+from castore.snapshot import Snapshot
+from castore.source import DiskFile, Draft, MemoryFile
+from castore.tree import Entry, File, Link, build_tree, check_target
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A document whose objects are stored.
+
+    ``need`` lists the digests it needs, ``heal`` puts broken ones back and gives those it could
+    not, ``added`` counts the bytes newly stored.
+    """
+
+    snapshot: Snapshot
+    need: list[str]
+    heal: Callable[[Sequence[str]], list[str]]
+    added: int
+
+
+def precheck(draft: Draft, namespace: str) -> None:
+    """Refuse what the snapshot or tree would refuse, before anything is read or stored."""
+    stand_in = File(0, "0" * 64)
+    build_tree(
+        {
+            p: stand_in if isinstance(e, DiskFile | MemoryFile) else e
+            for p, e in draft.entries.items()
+        }
+    )
+    for path, entry in draft.entries.items():
+        if isinstance(entry, Link):
+            try:
+                check_target(entry.target, repr(path))
+            except FormatError as e:
+                raise InvalidInputError(str(e)) from e
+    _document(draft, namespace, "0" * 64, 0, 0, 0).encode()
+
+
+def save(
+    store: ObjectStore,
+    draft: Draft,
+    namespace: str,
+    earlier: Mapping[str, File],
+    hint: Callable[[str], File | None],
+    options: Options,
+    progress: Callable[[int], None],
+) -> Saved:
+    """Store all files of ``draft``, then its tree; see `Committer` for the parameters."""
+    committer = Committer(store, options, earlier, hint, progress)
+    sources = {p: e for p, e in draft.entries.items() if isinstance(e, DiskFile | MemoryFile)}
+    files = committer.store(sources)
+    entries: dict[str, Entry] = {
+        p: files[p] if isinstance(e, DiskFile | MemoryFile) else e for p, e in draft.entries.items()
+    }
+    tree = build_tree(entries)
+    content = tree.encode()
+    if len(content) > MAX_CONTENT:
+        raise InvalidInputError(
+            f"a list of {len(entries)} files takes {len(content)} bytes, at most {MAX_CONTENT}:"
+            " commit in several snapshots"
+        )
+    digest = digest_of(content)
+    frame = encode(content, 1, None, "auto")
+    added = len(frame) if store.create_many([(digest, frame)])[0] else 0
+    store.backend.sync([object_name(d) for d in committer.writer.found])
+
+    def heal(broken: Sequence[str]) -> list[str]:
+        if digest in broken:
+            store.put_self_contained(digest, content)
+        return committer.heal(d for d in broken if d != digest)
+
+    time = int(store.backend.now() * 1_000_000)
+    snapshot = _document(draft, namespace, digest, time, len(files), tree.size)
+    return Saved(snapshot, [digest, *tree.blobs()], heal, committer.writer.added + added)
+
+
+def _document(
+    draft: Draft, namespace: str, tree: str, time: int, files: int, size: int
+) -> Snapshot:
+    return Snapshot(
+        tree,
+        time,
+        namespace,
+        draft.driver,
+        draft.key,
+        draft.labels,
+        draft.facts,
+        draft.parents,
+        files,
+        size,
+    )
