@@ -165,7 +165,7 @@ def forget(
 
 @app.command()
 def unforget(snapshots: Snapshots, repository: RepositoryUrl, json: Json = False) -> None:
-    """Bring forgotten snapshots back, under new ids.
+    """Bring forgotten snapshots back, under fresh names.
 
     'castore snapshots --forgotten' lists them.
 
