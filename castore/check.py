@@ -111,6 +111,7 @@ class _Check:
         self._progress = progress
         self._trees: dict[str, list[SnapshotName]] = defaultdict(list)
         self._needed: set[str] = set()
+        self._lengths: dict[str, tuple[int, str]] = {}
         self._objects: dict[str, Stored] = {}
         self._bad: dict[str, tuple[Kind, str]] = {}
 
@@ -122,6 +123,7 @@ class _Check:
         self._structure()
         if read_data or sample is not None:
             self._data(sample, state)
+        self._tree_lengths()
         yield from self._problems()
         if layout:
             yield from self._layouts()
@@ -175,6 +177,8 @@ class _Check:
                 self._bad[digest] = _kind(e), str(e)
                 continue
             self._needed.update(tree.blobs())
+            for blob, length in tree.blob_lengths().items():
+                self._lengths[blob] = max(self._lengths.get(blob, (0, "")), (length, digest))
 
     # -- structure
 
@@ -188,14 +192,24 @@ class _Check:
         wanted = self._objects if self._since is None else self._needed
         self._headers([d for d in wanted if d in self._objects])
         for digest in self._needed - self._objects.keys():
-            if self._current([digest])[digest] is None:
-                self._bad.setdefault(digest, ("missing", "a snapshot needs it and it is not there"))
+            self._absent(digest, "a snapshot needs it and it is not there")
         self._report.objects = len(wanted)
         alive = self._above(self._needed)
         for digest in wanted:
             self._chain(digest, digest in alive)
         if self._since is None:
             self._report.unreferenced = len(self._objects.keys() - alive)
+
+    def _tree_lengths(self) -> None:
+        """No tree may want more of a blob than there is; a wrong blob is not the tree's fault."""
+        for blob, (length, tree) in self._lengths.items():
+            stored = self._objects.get(blob)
+            if blob in self._bad or not stored or not stored.header:
+                continue
+            if stored.header.content_length < length:
+                has = stored.header.content_length
+                detail = f"it wants {length} bytes of {blob}, which has {has}"
+                self._bad.setdefault(tree, ("malformed", detail))
 
     def _current(self, digests: Sequence[str]) -> dict[str, Header | None]:
         """Headers as they are now; None where one is missing, damaged, newer or unreadable."""
@@ -244,6 +258,14 @@ class _Check:
         except (CastoreError, OSError) as e:
             self._bad.setdefault(digest, (_kind(e), str(e)))
 
+    def _absent(self, digest: str, detail: str) -> None:
+        """Judge an object that was not listed: it may have come since, or not be told."""
+        try:
+            if self._repository.store.header(digest) is None:
+                self._bad.setdefault(digest, ("missing", detail))
+        except (CastoreError, OSError) as e:
+            self._bad.setdefault(digest, (_kind(e), str(e)))
+
     def _chain(self, digest: str, alive: bool) -> None:
         """A delta's base must be there, of one length, and of less depth (so chains end).
 
@@ -255,8 +277,8 @@ class _Check:
             return
         below = self._objects.get(header.base)
         if below is None:
-            if alive and self._current([header.base])[header.base] is None:
-                self._bad[header.base] = "missing", "it is the base of a stored delta"
+            if alive:
+                self._absent(header.base, "it is the base of a stored delta")
         elif below.header and (
             below.header.content_length != header.content_length
             or below.header.depth >= header.depth
@@ -479,10 +501,12 @@ def _damaged(repository: Repository, progress: Callable[[int], None]) -> list[st
     found = [p.object for p in check(repository) if p.kind in ("missing", "corrupt")]
     for stat in repository.store.list():
         digest = digest_of_name(stat.name)
-        data = repository.store.frame(digest)
-        progress(len(data))
         try:
+            data = repository.store.frame(digest)
+            progress(len(data))
             check_frame(data, digest)
         except IntegrityError:
             found.append(digest)
+        except (NotFoundError, FormatError, BackendError):
+            continue  # it went, or is out of reach: `check` tells
     return list(dict.fromkeys(found))

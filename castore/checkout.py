@@ -1,18 +1,20 @@
 """Write a tree to a folder: verified blobs only, nothing outside the target, all or nothing.
 
-Everything is written into a fresh folder beside the target and then moved into place, so
-a failure leaves nothing half-written, and no link that waits in the target is ever followed.
+Everything is written into a fresh folder, beside a target that is not there yet and within one
+that is, and then moved into place, so a failure leaves nothing half-written, and no link that
+waits in the target is ever followed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -21,9 +23,11 @@ from castore.backend import Backend
 from castore.digest import Buffer
 from castore.errors import AlreadyExistsError, BackendError, CorruptObjectError, InvalidInputError
 from castore.objects import ObjectStore
+from castore.source import DEEPEST
 from castore.tree import File, Folder, Link, Tree
 from castore.walk import Walker
 
+_LARGE, _RUN = 1 << 20, 8  # below this many bytes, a group has no more blobs than that
 _FLUSH = 128 << 20  # bytes written before what is there so far goes to the disk
 
 
@@ -55,9 +59,13 @@ def checkout(
     BackendError
         The file system refused.
     """
+    deep = next((p for p in tree.entries if p.count("/") > DEEPEST), None)
+    if deep is not None:
+        raise InvalidInputError(f"{deep[:200]!r}...: over {DEEPEST} folders within folders")
     target = os.path.abspath(target)
     _refuse_existing(tree, target, force)
-    parent, last = os.path.split(target)
+    # A folder that is there may be a mount, somebody's working folder, or all we may write to.
+    parent = target if os.path.isdir(target) else os.path.dirname(target)
     staging = os.path.join(parent, f".castore-{secrets.token_hex(8)}.part")
     try:
         os.makedirs(parent, exist_ok=True)
@@ -170,12 +178,20 @@ def workers(backend: Backend) -> int:
 
 def lineages(tree: Tree) -> list[list[str]]:
     """The tree's blobs, grouped so that a delta tends to follow its base (n-th of a series)."""
-    groups: dict[tuple[str, int], list[str]] = defaultdict(list)
+    groups: dict[tuple[str, int], list[tuple[str, int]]] = defaultdict(list)
     for path, file in sorted(tree.files(), key=lambda f: bases.natural_key(f[0])):
         series = bases.series_of(path)
-        for i, (blob, _) in enumerate(bases.blob_sequence(file)):
-            groups[series, i].append(blob)
-    return list(groups.values())
+        for i, found in enumerate(bases.blob_sequence(file)):
+            groups[series, i].append(found)
+    return [run for group in groups.values() for run in _runs(group)]
+
+
+def _runs(group: list[tuple[str, int]]) -> Iterator[list[str]]:
+    """A thousand small files of one series are waited for at once: their bases stay cached."""
+    blobs = [blob for blob, _ in group]
+    step = len(blobs) if max(length for _, length in group) >= _LARGE else _RUN
+    for i in range(0, len(blobs), step):
+        yield blobs[i : i + step]
 
 
 class _Flusher:
@@ -240,9 +256,14 @@ def _check_sha256(full: str, path: str, file: File) -> None:
 
 
 def _move(tree: Tree, staging: str, target: str, force: bool) -> None:
-    if not os.path.isdir(target) or not os.listdir(target):
+    if not os.path.isdir(target):
         os.rename(staging, target)
         _fsync(os.path.dirname(target))
+        return
+    if os.listdir(target) == [os.path.basename(staging)]:
+        for name in sorted(os.listdir(staging)):
+            os.rename(os.path.join(staging, name), os.path.join(target, name))
+        _fsync(os.path.realpath(target))
         return
     for path, entry in tree.entries.items():
         folder = path if isinstance(entry, Folder) else os.path.dirname(path)
@@ -306,6 +327,10 @@ def _fsync(path: str) -> None:
 
 
 def _umask() -> int:
-    mask = os.umask(0o077)
+    with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii") as f:
+        for line in f:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    mask = os.umask(0o077)  # the only other way to ask, and not safe beside other threads
     os.umask(mask)
     return mask

@@ -28,6 +28,7 @@ from castore.write import Budget, FrameWriter
 
 _IN_FLIGHT = 64 << 20  # bytes read and not yet encoded, or not yet hashed
 _HELD = 96 << 20  # bytes kept back because their SHA-256 may turn out to be known
+_FEW = 32  # known files to compare with: thousands may be of one size
 _RECENT = 64 << 20  # bytes of content kept as bases
 
 
@@ -158,7 +159,8 @@ class Committer:
                     files.append(self._read(path, sources[path]))
                     if self._failed:
                         break
-                self._settle(files)
+                if not self._failed:  # else some blob was never handed out, and nobody would end it
+                    self._settle(files)
             except BaseException as e:
                 self._fail(e)
             finally:
@@ -201,7 +203,8 @@ class Committer:
                     joined = whole[0] if len(whole) == 1 else b"".join(whole)
                     self._workers.submit(self._guarded, self._work, blob, joined)
             reader.check()
-        self._hashing.submit(self._guarded, self._finish, file)
+        if not self._failed:
+            self._hashing.submit(self._guarded, self._finish, file)
         self._done[bases.series_of(path)].append(file)
         return file
 
@@ -244,9 +247,11 @@ class Committer:
     def _hold(self, file: _File) -> None:
         """Put the file's SHA-256 off where a known file of its size may turn out to be equal."""
         with self._lock:
-            file.candidates = [
-                k for k in self._known[file.source.size] if len(k.slices) == len(file.slices)
-            ]
+            known, same = self._known[file.source.size], self._earlier.get(file.path)
+            few = known if len(known) <= _FEW else known[: _FEW // 2] + known[-_FEW // 2 :]
+            if same is not None and same.size == file.source.size:
+                few = [same, *few]
+            file.candidates = [k for k in few if len(k.slices) == len(file.slices)]
             room = self._held + file.source.size <= _HELD
             file.holding = bool(file.candidates) and room and file.source.size > 0
             if file.holding:

@@ -96,18 +96,19 @@ def prune(
         _account(report, first, first.victims)
         report.expired = first.expired
         return report
+    if not offline and not repository.many_writers:
+        raise BackendError(
+            f"{backend.url} cannot keep a prune and a writer apart (no conditional writes, or a"
+            " network file system), so data could be lost: make sure that nobody writes and pass"
+            " --offline"
+        )
     if backend.kind == "local":
         with backend.lock(exclusive=True, timeout=LOCK_TIMEOUT):
             _sweep(repository, marks, first, grace, report, None)
     elif repository.many_writers:
         prune_remote(repository, marks, first, grace, report, sweep)
-    elif offline:
-        _sweep(repository, marks, first, grace, report, None)
     else:
-        raise BackendError(
-            f"{backend.url} does not honour conditional writes, so a prune beside a writer could"
-            " lose data: make sure that nobody writes and pass --offline"
-        )
+        _sweep(repository, marks, first, grace, report, None)
     return report
 
 

@@ -307,6 +307,7 @@ def _look(
 def _refuse_lost(backend: Backend, lost: Sequence[str]) -> None:
     if lost:
         raise ObjectNotFoundError(
-            f"{len(lost)} objects the snapshot needs are missing from {backend.url} and their"
-            f" content is not at hand, {lost[0]} for one: nothing was committed"
+            f"{len(lost)} objects the snapshot needs are missing from {backend.url} or damaged, and"
+            f" could not be put back, {lost[0]} for one: nothing was committed; if they were sent a"
+            " moment ago, the store or a proxy before it changes uploads (aws-chunked)"
         )

@@ -8,17 +8,19 @@ with a folder of checkpoints in ./run:
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 from os import PathLike
 from typing import Any
 
 from castore import checkout as checkout_
 from castore import document, forget
-from castore.backend import Backend
+from castore.backend import Backend, Stat
 from castore.backends import open_backend
 from castore.commit import Options
 from castore.errors import (
@@ -37,7 +39,7 @@ from castore.objects import ObjectStore
 from castore.publish import Patience, newest_name, publish_local, publish_remote
 from castore.save import precheck, save
 from castore.snapshot import Snapshot, SnapshotName, check_namespace, parse_name
-from castore.source import Draft, scan
+from castore.source import Draft, is_within, scan
 from castore.tree import File, Tree
 
 CONFIG = "config.json"
@@ -156,14 +158,9 @@ class Repository:
     ) -> Iterator[SnapshotName]:
         """Names of snapshots, newest first within each namespace; no document is read."""
         for ns in [check_namespace(namespace)] if namespace else self.namespaces():
-            found = 0
-            for stat in self.backend.list(f"snapshots/{ns}"):
-                name = parse_name(stat.name)
-                if name is not None and stat.size > 0:
-                    yield name
-                    found += 1
-                    if found == limit:
-                        break
+            listed = _listed(self.backend, f"snapshots/{ns}", limit)
+            names = (parse_name(stat.name) for stat in listed if stat.size > 0)
+            yield from islice((n for n in names if n is not None), limit)
 
     def snapshot(self, name: SnapshotName | str) -> Snapshot:
         """The document of a snapshot; a name is checked against its digest."""
@@ -254,6 +251,9 @@ class Repository:
         progress: Callable[[int], None] = _silent,
     ) -> Tree:
         """Write a snapshot, or ``SNAPSHOT:PATH`` of it, into a folder; see `castore.checkout`."""
+        root = self._local_root()
+        if root is not None and is_within(target, root):
+            raise InvalidInputError(f"{target} lies in the repository itself: choose another")
         tree = self.tree(snapshot)
         checkout_.checkout(
             self.store, tree, str(target), force=force, sha256=sha256, progress=progress
@@ -390,7 +390,13 @@ class Repository:
 
     def _probe(self) -> bool:
         if self._probed is None:
-            self._probed = self.backend.kind == "local" or self.backend.probe()
+            self._probed = self.backend.probe()
+            if not self._probed:
+                logging.getLogger("castore").warning(
+                    "%s: this store cannot keep two writers apart: write from one process at a"
+                    " time; 'castore prune' needs --offline",
+                    self.url,
+                )
         return self._probed
 
     def _local_root(self) -> str | None:
@@ -402,7 +408,14 @@ class _Hints:
 
     def __init__(self, repository: Repository, base: str | Mapping[str, str] | None):
         self._repository, self._base = repository, base
-        self._trees: dict[str, Tree] = {}
+        self._trees: dict[str, Tree | None] = {}
+
+    def _tree(self, snapshot: str) -> Tree | None:
+        """None where it is damaged: that costs bytes. A snapshot that is not there is an error."""
+        try:
+            return self._repository.tree(snapshot)
+        except (ObjectNotFoundError, IntegrityError, FormatError):
+            return None
 
     def __call__(self, path: str) -> File | None:
         text = self._base if isinstance(self._base, str | None) else self._base.get(path)
@@ -410,12 +423,28 @@ class _Hints:
             return None
         snapshot, _, at = text.partition(":")
         if snapshot not in self._trees:
-            self._trees[snapshot] = self._repository.tree(snapshot)
-        entries = self._trees[snapshot].entries
+            self._trees[snapshot] = self._tree(snapshot)
+        tree = self._trees[snapshot]
+        if tree is None:
+            return None
+        entries = tree.entries
         found = entries.get(f"{at}/{path}" if at else path) or entries.get(at)
         if found is None and at and not any(p.startswith(at.rstrip("/") + "/") for p in entries):
             raise InvalidInputError(f"base {text!r}: there is no {at!r} in that snapshot")
         return found if isinstance(found, File) else None
+
+
+def _listed(backend: Backend, folder: str, limit: int | None) -> Iterator[Stat]:
+    """All of a folder; in pages where only some ``limit`` of it will be taken."""
+    page = max(limit, 100) if limit is not None else None
+    after: str | None = None
+    while True:
+        count = 0
+        for stat in backend.list(folder, after=after, limit=page):
+            yield stat
+            after, count = stat.name, count + 1
+        if page is None or count < page:
+            return
 
 
 def _exists(backend: Backend) -> bool:

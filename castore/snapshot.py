@@ -86,7 +86,7 @@ def _checked(body: dict[str, Any], where: str) -> Snapshot:
     if (
         not is_digest(s.tree)
         or not all(isinstance(t, str) for t in texts)
-        or not all(type(n) is int and n >= 0 for n in counts)
+        or not all(type(n) is int and 0 <= n < 1 << 62 for n in counts)
         or not isinstance(s.facts, dict)
         or not isinstance(body["parents"], list)
         or not _NAMESPACE.fullmatch(s.namespace)

@@ -13,13 +13,19 @@ from castore.errors import BackendError, InvalidInputError
 from castore.tree import Folder, Link
 
 
+DEEPEST = 300
+"""Folders within folders: what lies deeper is refused, by commit and by checkout alike."""
+
+
 class Reader:
     """An open source: ``read`` gives exactly the bytes asked for, into a private buffer."""
 
     def __init__(self, source: DiskFile):
         self._source = source
         try:
-            self._fd = os.open(source.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            # Not blocking: a pipe that took the file's place would be waited for.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            self._fd = os.open(source.path, flags)
         except OSError as e:
             raise BackendError(f"{source.path} cannot be read: {e.strerror}") from e
         self.check()
@@ -132,9 +138,12 @@ def scan(
     """What is at ``paths``: one folder gives its content, otherwise each keeps its last name.
 
     Links are kept as links; sockets, pipes and devices are refused. ``exclude`` is a folder to
-    leave out (the repository itself).
+    leave out (the repository itself); what lies in it is refused.
     """
     skip = os.path.realpath(exclude) if exclude else None
+    for p in paths:
+        if exclude and is_within(p, exclude):
+            raise InvalidInputError(f"{os.fspath(p)} lies in the repository itself")
     entries: dict[str, SourceEntry] = {}
     if len(paths) == 1 and os.path.isdir(paths[0]):
         _scan_folder(os.fspath(paths[0]), "", skip, entries)
@@ -153,6 +162,8 @@ def scan(
 def _scan_folder(
     folder: str, prefix: str, skip: str | None, entries: dict[str, SourceEntry]
 ) -> None:
+    if prefix.count("/") > DEEPEST:
+        raise InvalidInputError(f"{folder[:200]}...: over {DEEPEST} folders within folders")
     try:
         children = sorted(os.scandir(folder), key=lambda e: e.name)
     except OSError as e:
@@ -180,6 +191,12 @@ def _scan_one(path: str, name: str, skip: str | None, entries: dict[str, SourceE
         raise InvalidInputError(
             f"{path} is a socket, pipe or device: only files, folders and links can be stored"
         )
+
+
+def is_within(path: str | os.PathLike[str], folder: str) -> bool:
+    """Whether ``path`` is ``folder`` or lies in it, links followed."""
+    real, root = os.path.realpath(path), os.path.realpath(folder)
+    return os.path.commonpath([real, root]) == root
 
 
 def disk_file(path: str | Path) -> DiskFile:

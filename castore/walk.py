@@ -57,8 +57,12 @@ class Walker:
         """
         self._size = size
         with ThreadPoolExecutor(workers) as pool:
-            for future in [pool.submit(self._group, g) for g in groups]:
-                future.result()
+            try:
+                for future in [pool.submit(self._group, g) for g in groups]:
+                    future.result()
+            except BaseException as e:  # Ctrl-C: the threads stop after what they have in hand
+                self._failed = self._failed or e
+                raise
         self._group(sorted(self._wanted))  # what no group held
         if self._failed:
             raise self._failed

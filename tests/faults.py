@@ -195,13 +195,14 @@ class BadReads(Wrapped):
 
 
 class Counting(Wrapped):
-    """Keeps the names that were read, created and deleted."""
+    """Keeps the names that were read, created, replaced and deleted."""
 
     def __init__(self, inner: Any):
         super().__init__(inner)
         self.read: list[str] = []
         self.created: list[str] = []
         self.deleted: list[str] = []
+        self.replaced: list[str] = []
 
     def get(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
         if start is None and stop is None:
@@ -215,6 +216,10 @@ class Counting(Wrapped):
     def create_many(self, items: Sequence[tuple[str, Any]]) -> Any:
         self.created += [n for n, _ in items]
         return self.inner.create_many(items)
+
+    def replace(self, name: str, data: Any, if_version: str) -> Any:
+        self.replaced.append(name)
+        return self.inner.replace(name, data, if_version)
 
     def delete(self, name: str, expires: float | None = None) -> Any:
         self.deleted.append(name)

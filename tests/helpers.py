@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fsspec.implementations.memory import MemoryFileSystem
 
 from castore import frame
 from castore.check import CheckReport, Problem, check
@@ -28,9 +29,25 @@ _numbers = itertools.count()
 ODD_ROOTS = ["lr[1e-3]", "a?b", "50%", "x#y", "sp ace", "ünï", "st*r"]
 
 
+_memory = f"test-{os.getpid()}-"
+_of_test = ""
+
+
 def memory_url() -> str:
-    """A place in fsspec's memory that no other test uses."""
-    return f"memory://test-{os.getpid()}-{next(_numbers)}/store"
+    """A place in fsspec's memory that no other test uses; what earlier tests left there goes."""
+    global _of_test
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    if test != _of_test:
+        empty_memory()
+        _of_test = test
+    return f"memory://{_memory}{next(_numbers)}/store"
+
+
+def empty_memory() -> None:
+    """Take away all places of `memory_url`: fsspec searches through everything it holds."""
+    for held in (MemoryFileSystem.store, MemoryFileSystem.pseudo_dirs):
+        for name in [n for n in held if n.startswith(f"/{_memory}")]:
+            held.pop(name) if isinstance(held, dict) else held.remove(name)
 
 
 def new_url(kind: str, tmp_path: Path, name: str = "store") -> str:

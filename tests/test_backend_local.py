@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -149,6 +150,39 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
         store.create("objects/ab/4", bytes(500_000))
     finally:
         subprocess.run(["umount", str(small)], check=True)
+
+
+@root_only
+def test_a_read_only_file_system_is_read_from_and_says_so(tmp_path: Path) -> None:
+    store, run = tmp_path / "store", tmp_path / "run"
+    run.mkdir()
+    (run / "m").write_bytes(b"1")
+    castore = f'"{sys.executable}" -m castore.cli'
+    script = f"""
+        {castore} init -r store && {castore} commit -r store run || exit 90
+        mount --bind store store && mount -o remount,ro,bind store || exit 91
+        {castore} cat -r store latest:m && {castore} check -r store --read-data || exit 92
+        {castore} prune -r store --dry-run --grace 0 || exit 93
+        {castore} forget -r store latest; echo $? >> codes
+        {castore} commit -r store run; echo $? >> codes
+        umount store && {castore} check -r store --read-data
+    """
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if done.returncode in (1, 91) and "permitted" in done.stderr:
+        pytest.skip("may not mount here")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "codes").read_text().split() == ["13", "13"]
+    assert done.stderr.lower().count("read-only file system") == 2
+    assert "permission" not in done.stderr
+    assert len(list((store / "snapshots").rglob("*.json"))) == 1
+    assert not (store / "forgotten").exists()
 
 
 def test_a_size_limit_leaves_nothing(backend: LocalBackend) -> None:

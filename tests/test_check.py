@@ -19,7 +19,7 @@ from castore.errors import BackendError, CorruptObjectError, InvalidInputError, 
 from castore.objects import object_name
 from castore.repository import Repository
 from castore.snapshot import Snapshot, SnapshotName, name_of
-from castore.tree import File, build_tree
+from castore.tree import File, Slice, build_tree
 from tests.faults import BadReads, Counting, Outage
 from tests.helpers import (
     blobs,
@@ -172,14 +172,15 @@ def test_two_damaged_objects_of_one_chain_are_both_named(kind: str, tmp_path: Pa
 
 
 @kinds
-def test_a_wrong_object_under_a_name(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [b"something else", noise(500, 9), noise(900, 9)])
+def test_a_wrong_object_under_a_name(kind: str, other: bytes, tmp_path: Path) -> None:
     repository = new_repository(kind, tmp_path)
     names = fill(repository)
     [digest] = blobs(repository, names[2], "own")
-    overwrite(repository, object_name(digest), frame.encode_raw(b"something else"))
+    overwrite(repository, object_name(digest), frame.encode_raw(other))
     [found] = problems(repository)
     assert (found.kind, found.object) == ("corrupt", digest)
-    assert digest_of(b"something else") in found.detail
+    assert digest_of(other) in found.detail
     assert set(found.needed_by) == needs((names[2], "own"))
 
 
@@ -279,14 +280,18 @@ def test_malformed(kind: str, what: str, tmp_path: Path) -> None:
 
 
 @kinds
-@pytest.mark.parametrize("how", ["newer", "junk", "untrue"])
+@pytest.mark.parametrize("how", ["newer", "junk", "untrue", "wants too much"])
 def test_a_malformed_tree(kind: str, how: str, tmp_path: Path) -> None:
     repository = new_repository(kind, tmp_path)
-    fill(repository)
+    names = fill(repository)
+    [own] = blobs(repository, names[2], "own")
     tree = build_tree({"x": File(0, "0" * 64)}).encode()
     data = {
         "newer": tree.replace(b'"format":1', b'"format":2'),
         "junk": b"<html>",
+        "wants too much": build_tree(
+            {"x": File(200, "0" * 64, False, (Slice(own, 400, 200),))}
+        ).encode(),
         "untrue": document.encode("tree", {"entries": {"../x": {"type": "folder"}}}),
     }[how]
     repository.store.create_many([(digest_of(data), frame.encode_raw(data))])

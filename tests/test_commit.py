@@ -154,9 +154,11 @@ def test_fs6_equal_size_and_time_do_not_hide_a_change(tmp_path: Path) -> None:
 def test_the_same_content_again_adds_nothing_but_a_snapshot(kind: str, tmp_path: Path) -> None:
     repository = new_repository(kind, tmp_path)
     files = {"m.safetensors": series(1)[0], "twin": series(1)[0], "n": noise(100_000), "e": b""}
-    first = repository.commit(draft(files))
     counting = Counting(repository.backend)
     seen = with_backend(repository, counting)
+    first = seen.commit(draft(files))
+    assert len(set(counting.created)) == len(counting.created)
+    assert first.added == sum(len(d) for n, d in raw(repository).items() if "objects/" in n)
     second = seen.commit(draft(files))
     assert second.added == 0
     assert second.snapshot.tree == first.snapshot.tree
@@ -374,6 +376,22 @@ def test_a_base_that_cannot_be_read_costs_bytes_only(
     else:
         repository.backend.delete(object_name(base))
     second = repository.commit(draft({"m": two})).name
+    assert headers(repository)[big(repository, second, "m")].codec == frame.PACKED
+    assert repository.read(second, "m") == two
+
+
+@pytest.mark.parametrize("damage", ["flip", "delete"])
+def test_a_named_base_whose_tree_cannot_be_read_costs_bytes_only(
+    damage: str, tmp_path: Path
+) -> None:
+    repository = new_repository("memory", tmp_path)
+    one, two = series(2)
+    first = repository.commit(draft({"m": one}), namespace="a")
+    if damage == "flip":
+        flip_object(repository, first.snapshot.tree)
+    else:
+        repository.backend.delete(object_name(first.snapshot.tree))
+    second = repository.commit(draft({"m": two}), namespace="b", base=str(first.name)).name
     assert headers(repository)[big(repository, second, "m")].codec == frame.PACKED
     assert repository.read(second, "m") == two
 

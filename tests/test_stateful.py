@@ -38,6 +38,7 @@ from tests.helpers import (
     contents,
     draft,
     drift,
+    empty_memory,
     flip,
     folder,
     memory_url,
@@ -280,6 +281,7 @@ class Machine(RuleBasedStateMachine):
             for name, files in self.listed.items():
                 assert contents(self.repository, name) == files
         shutil.rmtree(self.folder)
+        empty_memory()
 
 
 def blobs_of(machine: Machine, name: SnapshotName) -> dict[str, list[str]]:

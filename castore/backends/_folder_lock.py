@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import random
+import re
 import threading
 import time
 import weakref
@@ -17,6 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from castore.errors import BackendError
+
+_NETWORK = {
+    *("afs", "beegfs", "cifs", "fuse.glusterfs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs"),
+    *("glusterfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"),
+}
+"""File systems whose locks may hold on this machine only, or not at all."""
+_MOUNTS = Path("/proc/self/mountinfo")
 
 _held: weakref.WeakSet[_Descriptor] = weakref.WeakSet()
 _opening = threading.RLock()
@@ -55,7 +63,7 @@ os.register_at_fork(
 def folder_lock(root: Path, *, exclusive: bool, timeout: float, mode: int) -> Iterator[None]:
     """Hold ``root/lock``; `BackendError` that names the holders after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
-    with _flock(root / "lock.queue", exclusive, deadline, mode) as queue:
+    with lock_file(root / "lock.queue", exclusive, deadline, mode) as queue:
         gate = _open(root / "lock", mode)
         try:
             _take(gate, root / "lock", exclusive, deadline)
@@ -67,7 +75,8 @@ def folder_lock(root: Path, *, exclusive: bool, timeout: float, mode: int) -> It
 
 
 @contextlib.contextmanager
-def _flock(path: Path, exclusive: bool, deadline: float, mode: int) -> Iterator[_Descriptor]:
+def lock_file(path: Path, exclusive: bool, deadline: float, mode: int) -> Iterator[_Descriptor]:
+    """Hold the lock of one file; `BackendError` that names the holders at ``deadline``."""
     descriptor = _open(path, mode)
     try:
         _take(descriptor, path, exclusive, deadline)
@@ -76,13 +85,27 @@ def _flock(path: Path, exclusive: bool, deadline: float, mode: int) -> Iterator[
         _release(descriptor)
 
 
+def locks_reach(root: Path) -> bool:
+    """Whether a lock below ``root`` holds for all who can write there, by its file system."""
+    try:
+        lines = _MOUNTS.read_text().splitlines()
+    except OSError:  # no Linux: such file systems cannot be told from others
+        return True
+    real, found = os.path.realpath(root), ("", "")
+    for line in lines:
+        place, _, kind = line.partition(" - ")
+        at = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), place.split()[4])
+        if f"{real}/".startswith(f"{at.rstrip('/')}/") and len(at) >= len(found[0]):
+            found = at, kind.split()[0]
+    return found[1] not in _NETWORK
+
+
 def _open(path: Path, mode: int) -> _Descriptor:
     try:
         return _Descriptor(path, mode)
     except OSError as e:
-        raise BackendError(
-            f"{path} cannot be opened for locking: {e.strerror}: writing needs permission there"
-        ) from e
+        hint = ": writing needs permission there" if isinstance(e, PermissionError) else ""
+        raise BackendError(f"{path} cannot be opened for locking: {e.strerror}{hint}") from e
 
 
 def _take(descriptor: _Descriptor, path: Path, exclusive: bool, deadline: float) -> None:

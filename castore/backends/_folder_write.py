@@ -17,6 +17,7 @@ from pathlib import Path
 from castore.digest import Buffer
 
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS}
+_REFUSALS = 3  # a rename that is refused is tried again as often
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -126,7 +127,14 @@ class NewFile:
             temporary = folder / secrets.token_hex(16)
             self.link(temporary)
             self._path = temporary
-        self._path.replace(path)
+        for attempt in range(_REFUSALS + 1):
+            try:
+                os.replace(self._path, path)
+                break
+            except PermissionError:  # a reader may stand in the way for a moment (SMB)
+                if attempt == _REFUSALS:
+                    raise
+                time.sleep(0.02 * 2**attempt)
         self._path = None
         return version_of(os.fstat(self.fd))
 

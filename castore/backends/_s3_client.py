@@ -27,7 +27,7 @@ _CONFIG: dict[str, Any] = {
     "max_pool_connections": 32,
     "signature_version": "s3v4",
     "connect_timeout": 5,
-    "read_timeout": 30,
+    "read_timeout": 25,
     "request_checksum_calculation": "when_required",
     "response_checksum_validation": "when_required",
     "connector_args": {"keepalive_timeout": 5},

@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
-import fcntl
 import os
 import stat as st
 import time
@@ -19,7 +18,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from castore.backend import MISSING, ExpiredError, Stat, check_name
-from castore.backends._folder_lock import folder_lock
+from castore.backends._folder_lock import folder_lock, lock_file, locks_reach
 from castore.backends._folder_write import (
     NewFile,
     file_mode,
@@ -50,6 +49,7 @@ _ADVICE = {
 }
 
 _OWN = {"lock", "lock.queue", "lock.replace"}
+_REPLACE_TIMEOUT = 60.0  # seconds; the lock is held for one small write
 _AT_ONCE = 128  # files open at once: the usual limit of a process is 1024
 
 
@@ -246,7 +246,8 @@ class LocalBackend:
             return file_mode(self._root)
 
     def probe(self) -> bool:
-        return True
+        """Writes nothing: the file system's kind says whether its locks reach every writer."""
+        return locks_reach(self._root)
 
     def prepare(self, *, shared: bool) -> None:
         with self._told("make"):
@@ -337,19 +338,9 @@ class LocalBackend:
     def _replacing(self) -> Iterator[None]:
         """Alone among `replace` calls; not in ``tmp/``, where old files are swept away."""
         self._need_root()
-        mode = file_mode(self._root)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(self._root / "lock.replace", flags, mode)
-        try:
-            with contextlib.suppress(PermissionError):
-                os.fchmod(fd, mode)
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child may have inherited it
-        finally:
-            os.close(fd)
+        mode, deadline = file_mode(self._root), time.monotonic() + _REPLACE_TIMEOUT
+        with lock_file(self._root / "lock.replace", True, deadline, mode):
+            yield
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:

@@ -17,6 +17,7 @@ import os
 import random
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from email.utils import parsedate_to_datetime
@@ -37,6 +38,7 @@ from castore.errors import (
 
 T = TypeVar("T")
 _ATTEMPTS = 5
+_PATIENCE = 40.0  # seconds: a read is not sent again after that
 _CONCURRENT = 32
 _CONCURRENT_BYTES = 96 << 20
 _LONG_HASH = 1 << 20
@@ -244,6 +246,7 @@ class S3Backend:
 
     async def _reading(self, name: str, read: Callable[[], Awaitable[T]]) -> T:
         """``read()``, again where that may help, with errors in castore's words."""
+        began = time.monotonic()
         for attempt in range(_ATTEMPTS):
             try:
                 return await read()
@@ -255,7 +258,8 @@ class S3Backend:
                     if not fault.code.startswith("NoSuch"):
                         await self._need_bucket()
                     raise ObjectNotFoundError(f"{self.url}/{name} does not exist") from None
-                if not fault.passing or attempt == _ATTEMPTS - 1:
+                late = time.monotonic() - began > _PATIENCE
+                if not fault.passing or late or attempt == _ATTEMPTS - 1:
                     raise errors.told(self.url, "read", fault) from e
             await asyncio.sleep(random.uniform(0.5, 1) * 0.15 * 3**attempt)
         raise AssertionError("unreachable")

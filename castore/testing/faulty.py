@@ -8,6 +8,7 @@ What is above it must then report the right error, lose nothing, and leave no ha
 from __future__ import annotations
 
 import builtins
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from castore.errors import AlreadyExistsError, BackendError
 
 T = TypeVar("T")
 
-Kind = Literal["fail", "crash", "crash_after", "lose", "lose_before", "truncate", "flip"]
+Kind = Literal["fail", "crash", "crash_after", "lose", "lose_before", "truncate", "flip", "delay"]
 
 
 class Crash(BaseException):
@@ -36,6 +37,7 @@ class Fault:
         ``fail``: `BackendError` instead of acting. ``crash``, ``crash_after``: `Crash` before or
         after acting. ``lose``, ``lose_before``: `UnansweredError`, having acted or not.
         ``truncate``, ``flip``: what a read returns loses its last byte, or has a bit turned.
+        ``delay``: it acts after ``seconds``.
     at
         The first call it hits, counted from 1 among those that match.
     times
@@ -49,6 +51,7 @@ class Fault:
     times: int = 1
     method: str | None = None
     name: str = ""
+    seconds: float = 0.05
 
     def matches(self, call: Call) -> bool:
         """Whether ``call`` is one that counts."""
@@ -76,8 +79,9 @@ class FaultyBackend:
         inner: Backend,
         plan: Sequence[Fault] = (),
         hook: Callable[[Call], None] = lambda _: None,
+        sleep: Callable[[float], None] = time.sleep,
     ):
-        self.inner, self.plan, self.hook = inner, list(plan), hook
+        self.inner, self.plan, self.hook, self._sleep = inner, list(plan), hook, sleep
         self.url, self.kind, self.parallel = inner.url, inner.kind, inner.parallel
         self.calls: builtins.list[Call] = []
         self._seen = [0] * len(self.plan)
@@ -163,8 +167,11 @@ class FaultyBackend:
         call = Call(method, name)
         self.calls.append(call)
         self.hook(call)
-        kind = self._due(call)
+        fault = self._due(call)
+        kind = fault.kind if fault else None
         where = f"injected at {method}({name!r})"
+        if fault and kind == "delay":
+            self._sleep(fault.seconds)
         if kind == "crash":
             raise Crash(where)
         if kind == "fail":
@@ -182,13 +189,13 @@ class FaultyBackend:
             raise UnansweredError(where)
         return _spoiled(result, kind)
 
-    def _due(self, call: Call) -> Kind | None:
-        due: Kind | None = None
+    def _due(self, call: Call) -> Fault | None:
+        due: Fault | None = None
         for i, fault in enumerate(self.plan):
             if fault.matches(call):
                 self._seen[i] += 1
                 if due is None and fault.at <= self._seen[i] < fault.at + fault.times:
-                    due = fault.kind
+                    due = fault
         return due
 
 
