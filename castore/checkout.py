@@ -21,7 +21,14 @@ from dataclasses import dataclass
 from castore import bases
 from castore.backend import Backend
 from castore.digest import Buffer
-from castore.errors import AlreadyExistsError, BackendError, CorruptObjectError, InvalidInputError
+from castore.errors import (
+    AlreadyExistsError,
+    BackendError,
+    CastoreError,
+    CorruptObjectError,
+    InvalidInputError,
+    ObjectNotFoundError,
+)
 from castore.objects import ObjectStore
 from castore.source import DEEPEST
 from castore.tree import File, Folder, Link, Tree
@@ -166,9 +173,27 @@ def _fill(store: ObjectStore, tree: Tree, root: str, progress: Callable[[int], N
                 flusher.wrote(p.path, p.length)
 
         lengths = tree.blob_lengths()
-        Walker(store, places.keys(), sink).run(
-            lineages(tree), workers(store.backend), lengths.__getitem__
+        walker = Walker(store, places.keys(), sink)
+        try:
+            walker.run(lineages(tree), workers(store.backend), lengths.__getitem__)
+        except (CorruptObjectError, ObjectNotFoundError) as e:
+            raise _explained(e, sorted({p.path for p in places.get(walker.culprit, [])})) from e
+
+
+def _explained(error: CastoreError, paths: list[str]) -> CastoreError:
+    """The same error, with the files it keeps from being written and what to do."""
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    text = (
+        f"{error}; needed for {paths[0]!r}{more}: nothing was written. 'castore check"
+        " --read-data' tells what else is damaged, 'castore check --repair-from URL' mends it"
+        if paths
+        else str(error)
+    )
+    if isinstance(error, CorruptObjectError):
+        return CorruptObjectError(
+            text, name=error.name, expected=error.expected, actual=error.actual
         )
+    return type(error)(text)
 
 
 def workers(backend: Backend) -> int:

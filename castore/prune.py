@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from castore.backend import ExpiredError, UnansweredError
+from castore.backend import UnansweredError
 from castore.errors import (
     AlreadyExistsError,
     BackendError,
@@ -22,7 +22,15 @@ from castore.errors import (
     ObjectNotFoundError,
 )
 from castore.objects import object_name
-from castore.publish import PRUNE, Sweep, close_sweep, fence, read_sweep, until_answered
+from castore.publish import (
+    PRUNE,
+    Sweep,
+    close_sweep,
+    fence,
+    read_sweep,
+    until_answered,
+    wait_idle,
+)
 from castore.reach import Roots, Stored, closure, list_objects
 from castore.repository import LOCK_TIMEOUT, Repository
 from castore.snapshot import SnapshotName, parse_name
@@ -104,11 +112,11 @@ def prune(
         )
     if backend.kind == "local":
         with backend.lock(exclusive=True, timeout=LOCK_TIMEOUT):
-            _sweep(repository, marks, first, grace, report, None)
+            _sweep(repository, marks, first, grace, report, Deletes())
     elif repository.many_writers:
         prune_remote(repository, marks, first, grace, report, sweep)
     else:
-        _sweep(repository, marks, first, grace, report, None)
+        _sweep(repository, marks, first, grace, report, Deletes())
     return report
 
 
@@ -171,34 +179,41 @@ def prune_remote(
     """Announce a sweep, wait for or fence every pending commit, look again, delete, close."""
     backend, patience = repository.backend, repository.patience
     mine = announce(repository, length)
-    pending_gone = settle_pending(repository, mine)
-    unanswered = False
-    if pending_gone and backend.now() <= mine.end:
-        unanswered = _sweep(repository, marks, first, grace, report, mine.end)
-    if unanswered:
-        while backend.now() <= mine.end + patience.margin:
-            patience.sleep(patience.poll)
+    deletes = Deletes(mine.end)
+    try:
+        if settle_pending(repository, mine) and backend.now() <= mine.end:
+            _sweep(repository, marks, first, grace, report, deletes)
+    except BaseException:
+        if not deletes.open:
+            close_sweep(backend, mine)
+        raise
+    while deletes.open and backend.now() <= mine.end + patience.margin:
+        patience.sleep(patience.poll)
     close_sweep(backend, mine)
 
 
+@dataclass(slots=True)
+class Deletes:
+    """``end``: until when deletes count; ``open``: whether one may still come into effect."""
+
+    end: float | None = None
+    open: bool = False
+
+
 def announce(repository: Repository, length: float) -> Sweep:
-    """Put a sweep with a random id into ``prune.json``, when no other is on."""
+    """Put a sweep with a random id into ``prune.json``, after any other and the pause."""
     backend, patience = repository.backend, repository.patience
     while True:
+        current = wait_idle(backend, patience)
         now = backend.now()
-        current = read_sweep(backend)
-        if current.on and now > current.end + patience.margin:
-            close_sweep(backend, current)
-            continue
-        if current.on:
-            patience.sleep(patience.poll)
-            continue
         pause = current.end + PAUSE * patience.overdue - now
         if current.version and pause > 0:
-            raise BackendError(
-                f"the last sweep of {backend.url} ended less than {PAUSE * patience.overdue:.0f} s"
-                f" ago: slow writers need the pause; run prune again in {pause:.0f} s"
+            patience.say(
+                f"the last sweep of {backend.url} ended a short while ago, and slow writers need"
+                f" the pause: waiting {pause:.0f} s (end this and prune later, if you like)"
             )
+            patience.sleep(pause)
+            continue
         id, end = secrets.token_hex(16), now + length
         try:
             return Sweep(id, end, backend.replace(PRUNE, Sweep.encode(id, end), current.version))
@@ -242,31 +257,29 @@ def _sweep(
     first: Plan,
     grace: float,
     report: PruneReport,
-    end: float | None,
-) -> bool:
-    """Look again and delete what both looks agree on; True when a delete went unanswered."""
+    deletes: Deletes,
+) -> None:
+    """Look again and delete what both looks agree on."""
     plan = look(repository, marks, grace, first.objects)
-    unanswered = _delete(repository, [n.forgotten for n in plan.expired], end, report)[1]
+    _delete(repository, [n.forgotten for n in plan.expired], deletes, report)
     report.expired = plan.expired
     agreed = set(first.victims)
     victims = [d for d in plan.victims if d in agreed]
-    gone, lost = delete_objects(repository, plan.objects, victims, end, report)
+    gone = delete_objects(repository, plan.objects, victims, deletes, report)
     _account(report, plan, gone)
-    _delete(repository, _leftovers(repository), end, report)
-    return unanswered or lost
+    _delete(repository, _leftovers(repository), deletes, report)
 
 
 def delete_objects(
     repository: Repository,
     objects: dict[str, Stored],
     victims: Sequence[str],
-    end: float | None,
+    deletes: Deletes,
     report: PruneReport,
-) -> tuple[list[str], bool]:
+) -> list[str]:
     """Delete deltas before bases; a base stays when one of its deltas could not be deleted.
 
-    Gives what went, and whether a delete went unanswered. `Backend.delete_many` makes each wave
-    durable before the next begins.
+    Gives what went. `Backend.delete_many` makes each wave durable before the next begins.
     """
     waves: dict[int, list[str]] = defaultdict(list)
     for digest in victims:
@@ -274,34 +287,33 @@ def delete_objects(
         waves[header.depth if header else 0].append(digest)
     gone: list[str] = []
     stay: set[str] = set()
-    unanswered = False
     for depth in sorted(waves, reverse=True):
         wave = [d for d in waves[depth] if d not in stay]
-        failed, lost = _delete(repository, [object_name(d) for d in wave], end, report)
-        unanswered |= lost
+        failed = _delete(repository, [object_name(d) for d in wave], deletes, report)
         bad = {n.rpartition("/")[2] for n in failed}
         gone += [d for d in wave if d not in bad]
         stay = closure(objects, [*stay, *bad])
-    return gone, unanswered
+    return gone
 
 
 def _delete(
-    repository: Repository, names: Sequence[str], end: float | None, report: PruneReport
-) -> tuple[list[str], bool]:
+    repository: Repository, names: Sequence[str], deletes: Deletes, report: PruneReport
+) -> list[str]:
     if not names:
-        return [], False
-    outcomes: list[BaseException | None] = repository.backend.delete_many(names, end)
+        return []
+    before, deletes.open = deletes.open, True
+    outcomes: list[BaseException | None] = repository.backend.delete_many(names, deletes.end)
     failed: list[str] = []
-    unanswered = False
     for name, error in zip(names, outcomes, strict=True):
         if error is None:
             continue
         if not isinstance(error, BackendError):
             raise error
         failed.append(name)
-        unanswered |= isinstance(error, UnansweredError) and not isinstance(error, ExpiredError)
+        before |= isinstance(error, UnansweredError)
         report.failed.append((name, str(error)))
-    return failed, unanswered
+    deletes.open = before
+    return failed
 
 
 def _old(repository: Repository, folder: str, before: float) -> list[SnapshotName]:

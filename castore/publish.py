@@ -52,15 +52,20 @@ class Sweep:
         return document.encode("prune", {"id": id, "end": end})
 
 
+def _quiet(_: str) -> None:
+    """Nobody asked why it waits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Time as the protocol sees it; tests pass their own."""
+    """Time as the protocol sees it; tests pass their own. ``say`` is told why something waits."""
 
     sleep: Callable[[float], None] = time.sleep
     margin: float = MARGIN
     overdue: float = OVERDUE
     poll: float = 1.0
     tries: int = 120
+    say: Callable[[str], None] = _quiet
 
 
 def until_answered(act: Callable[[], T], patience: Patience) -> T:
@@ -85,11 +90,16 @@ def read_sweep(backend: Backend) -> Sweep:
 
 def wait_idle(backend: Backend, patience: Patience) -> Sweep:
     """Return when no sweep is on; close one whose end and margin have passed."""
+    told = ""
     while (sweep := read_sweep(backend)).on:
-        if backend.now() > sweep.end + patience.margin:
+        left = sweep.end + patience.margin - backend.now()
+        if left < 0:
             close_sweep(backend, sweep)
-        else:
-            patience.sleep(patience.poll)
+            continue
+        if sweep.id != told:
+            told = sweep.id
+            patience.say(f"a prune of {backend.url} is under way: waiting, at most {left:.0f} s")
+        patience.sleep(patience.poll)
     return sweep
 
 

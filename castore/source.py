@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 from castore.errors import BackendError, InvalidInputError
 from castore.tree import Folder, Link
 
-
 DEEPEST = 300
 """Folders within folders: what lies deeper is refused, by commit and by checkout alike."""
 

@@ -30,7 +30,8 @@ class Walker:
     store : ObjectStore
     wanted : digests to hand on
     sink : called with digest, content and frame, from any of the threads
-    trouble : called instead with digest and error; without it the first error ends the walk
+    trouble : called instead with digest and error; without it the first error ends the walk, and
+        ``culprit`` is the wanted digest that met it
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Walker:
         self._cached = 0
         self._under_way: dict[str, tuple[int, Future[Buffer]]] = {}
         self._failed: BaseException | None = None
+        self.culprit = ""
 
     def run(
         self, groups: Iterable[Sequence[str]], workers: int, size: Callable[[str], int]
@@ -90,7 +92,7 @@ class Walker:
             first = digest in self._wanted
             self._wanted.discard(digest)
         if self._trouble is None:
-            self._failed = self._failed or error
+            self._failed, self.culprit = self._failed or error, self.culprit or digest
         elif first:
             self._trouble(digest, error)
 

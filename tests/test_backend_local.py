@@ -264,6 +264,24 @@ def test_a_version_never_comes_back(backend: LocalBackend) -> None:
     assert len(set(versions)) == len(versions)
 
 
+def test_a_folder_that_another_writer_replaced_is_made_again(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename may replace a folder that is empty still; what resolved it before finds nothing."""
+    real, left = Path.rename, [3]
+
+    def rename(self: Path, target: Path) -> Path:
+        if left[0] and target.name == "ab":
+            left[0] -= 1
+            raise FileNotFoundError(2, "No such file or directory", str(self), None, str(target))
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    backend.create("objects/ab/1", b"1")
+    assert (backend.get("objects/ab/1"), left) == (b"1", [0])
+    assert list(backend.list("tmp")) == []
+
+
 # -- the lock
 
 

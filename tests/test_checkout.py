@@ -300,3 +300,22 @@ def test_a_target_without_permission_is_a_backend_error(
 ) -> None:
     with pytest.raises(BackendError):
         repository.checkout(name, "/proc/castore-cannot-write-here")
+
+
+def test_CC7_an_error_names_the_file_that_is_kept_from_being_written(tmp_path: Path) -> None:
+    """What is missing or damaged, which files need it, and what to do next."""
+    repository = Repository.init(tmp_path / "store")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "weights.bin").write_bytes(bytes(range(256)) * 400)
+    repository.commit([folder])
+    blob = repository.tree("latest").blobs()[0]
+    path = tmp_path / "store" / "objects" / blob[:2] / blob
+    good = path.read_bytes()
+    path.write_bytes(good[:-1])
+    with pytest.raises(CorruptObjectError, match=r"'weights.bin'.*--repair-from"):
+        repository.checkout("latest", tmp_path / "out")
+    path.unlink()
+    with pytest.raises(ObjectNotFoundError, match=r"'weights.bin'.*--repair-from"):
+        repository.checkout("latest", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

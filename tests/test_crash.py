@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from castore.copy import copy
-from castore.errors import BackendError
 from castore.prune import PAUSE, prune
 from castore.publish import MARGIN, OVERDUE
 from castore.repository import Repository
@@ -54,14 +53,8 @@ def everything(repository: Repository) -> dict[str, Any]:
 
 
 def prune_patiently(repository: Repository) -> None:
-    """`prune`, once more where it had to close a dead sweep and asks for the pause."""
-    try:
-        prune(repository, grace=0)
-    except BackendError as e:
-        if "run prune again in" not in str(e):
-            raise
-        repository.patience.sleep(ENOUGH)
-        prune(repository, grace=0)
+    """`prune`: it waits out a dead sweep and the pause by itself."""
+    prune(repository, grace=0)
 
 
 def crash_everywhere(

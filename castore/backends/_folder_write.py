@@ -17,6 +17,7 @@ from pathlib import Path
 from castore.digest import Buffer
 
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS}
+RACES = 20  # a rename replaces an empty folder: one that another writer is about to fill
 _REFUSALS = 3  # a rename that is refused is tried again as often
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -40,7 +41,6 @@ def make_folder(root: Path, folder: Path) -> None:
     """
     if folder == root or folder.is_dir():
         return
-    make_folder(root, folder.parent)
     mode = os.stat(root).st_mode & (0o777 | st.S_ISGID)
     if folder == root / "tmp":
         with contextlib.suppress(FileExistsError):
@@ -48,7 +48,18 @@ def make_folder(root: Path, folder: Path) -> None:
             folder.chmod(mode)
         return
     make_folder(root, root / "tmp")
-    unnamed = root / "tmp" / secrets.token_hex(16)
+    for attempt in range(RACES):
+        make_folder(root, folder.parent)
+        try:
+            _name_folder(root / "tmp" / secrets.token_hex(16), folder, mode)
+            return
+        except FileNotFoundError:
+            if attempt == RACES - 1:
+                raise
+
+
+def _name_folder(unnamed: Path, folder: Path, mode: int) -> None:
+    """Make ``unnamed`` and rename it; `FileNotFoundError` if the folder above was replaced."""
     unnamed.mkdir()
     try:
         unnamed.chmod(mode)
@@ -56,9 +67,7 @@ def make_folder(root: Path, folder: Path) -> None:
     except OSError as e:
         with contextlib.suppress(OSError):
             unnamed.rmdir()
-        if not folder.is_dir():
-            raise
-        if e.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+        if e.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not folder.is_dir():
             raise
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from castore.backend import MISSING, ExpiredError, Stat, check_name
 from castore.backends._folder_lock import folder_lock, lock_file, locks_reach
 from castore.backends._folder_write import (
+    RACES,
     NewFile,
     file_mode,
     make_folder,
@@ -150,7 +151,7 @@ class LocalBackend:
             ]
 
     def _link(self, file: NewFile, path: Path) -> str | None:
-        for _ in range(2):
+        for _ in range(RACES):
             try:
                 return file.link(path)
             except FileExistsError:

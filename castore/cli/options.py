@@ -46,9 +46,18 @@ SinceText = Annotated[
 
 def open_repository(url: str) -> Repository:
     """The repository at ``url``; imported here so that help stays quick."""
+    from dataclasses import replace
+
     from castore.repository import Repository
 
-    return Repository.open(url)
+    repository = Repository.open(url)
+    repository.patience = replace(repository.patience, say=_say)
+    return repository
+
+
+def _say(text: str) -> None:
+    """Why a command waits; people's text goes to stderr."""
+    typer.echo(text, err=True)
 
 
 def parse_labels(texts: Sequence[str] | None) -> dict[str, str]:

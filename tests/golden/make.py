@@ -168,7 +168,7 @@ def _damaged(repository: Repository, names: list[SnapshotName]) -> dict[str, Any
     flipped[100] ^= 1
     _overlay("damaged/missing", {}, (object_name(own),))
     _overlay("damaged/corrupt", {object_name(base): bytes(flipped)})
-    _overlay("damaged/unreadable", {object_name(own): Link("/proc/self/nowhere")})
+    _overlay("damaged/unreadable", {object_name(own): Link("nowhere")})
     _overlay("damaged/malformed", {object_name(own): _sealed(stored(own), 4, 2)})
     tree = repository.store.read(repository.snapshot(names[4]).tree)
     sha256 = hashlib.sha256(b"b" * 400).hexdigest().encode()
