@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Literal, TypeVar
 
 from castore.checkout import workers
@@ -29,6 +28,7 @@ from castore.objects import digest_of_name, object_name
 from castore.reach import Stored
 from castore.repository import Repository
 from castore.snapshot import Snapshot, SnapshotName, parse_name
+from castore.state import VerifiedState
 from castore.tree import Tree
 from castore.walk import Walker
 
@@ -309,7 +309,7 @@ class _Check:
         if sample is not None:
             count = max(1, round(sample * len(chosen))) if chosen else 0
             chosen = sorted(random.SystemRandom().sample(chosen, count))
-        with _State(state, self._repository.id) as done:
+        with VerifiedState(state, self._repository.id) as done:
             todo = [d for d in chosen if not done.has(d, self._objects[d].version)]
 
             def sink(digest: str, content: Buffer, frame: bytes) -> None:
@@ -432,81 +432,3 @@ def _kind(error: BaseException) -> Kind:
     if isinstance(error, FormatError):
         return "malformed"
     return "corrupt" if isinstance(error, IntegrityError) else "unreadable"
-
-
-class _State:
-    """A text file of what was verified: repository id, then digest and version a line."""
-
-    _END = "complete"
-
-    def __init__(self, path: str | None, repository: str):
-        self._path, self._head = Path(path) if path else None, f"castore check {repository}"
-        self._done: set[str] = set()
-
-    def __enter__(self) -> _State:
-        if self._path is None:
-            return self
-        try:
-            lines = self._path.read_text().splitlines() if self._path.exists() else []
-        except (OSError, UnicodeDecodeError) as e:
-            raise InvalidInputError(f"{self._path} cannot be read as a state file: {e}") from e
-        if lines and lines[0] != self._head:
-            raise InvalidInputError(
-                f"{self._path} is not the state of a check of this repository: choose another file"
-            )
-        going_on = bool(lines) and lines[-1] != self._END
-        self._done = set(lines[1:]) if going_on else set()
-        self._file = self._path.open("a" if going_on else "w")
-        if not going_on:
-            self._file.write(self._head + "\n")
-        return self
-
-    def has(self, digest: str, version: str) -> bool:
-        return f"{digest} {version}" in self._done
-
-    def add(self, digest: str, version: str) -> None:
-        if self._path is not None:
-            self._file.write(f"{digest} {version}\n")
-
-    def finish(self) -> None:
-        """The run is complete: the next one begins anew."""
-        if self._path is not None:
-            self._file.write(self._END + "\n")
-
-    def __exit__(self, *_: object) -> None:
-        if self._path is not None:
-            self._file.close()
-
-
-def repair(
-    repository: Repository, other: Repository, *, progress: Callable[[int], None] = lambda _: None
-) -> list[str]:
-    """Replace frames whose own checksum fails, and put back missing ones, from another repository.
-
-    Only content whose digest was verified is written, in frames without a base. Gives the digests
-    replaced; what ``other`` cannot give stays as it is, for `check` to tell.
-    """
-    replaced = []
-    for digest in _damaged(repository, progress):
-        try:
-            content = other.store.read(digest)
-        except (NotFoundError, IntegrityError):
-            continue
-        repository.store.put_self_contained(digest, content)
-        replaced.append(digest)
-    return replaced
-
-
-def _damaged(repository: Repository, progress: Callable[[int], None]) -> list[str]:
-    found = [p.object for p in check(repository) if p.kind in ("missing", "corrupt")]
-    for stat in repository.store.list():
-        digest = digest_of_name(stat.name)
-        try:
-            data = repository.store.frame(digest)
-            progress(len(data))
-            check_frame(data, digest)
-        except IntegrityError:
-            found.append(digest)
-        except (NotFoundError, FormatError, BackendError):
-            continue  # it went, or is out of reach: `check` tells
-    return list(dict.fromkeys(found))

@@ -200,7 +200,7 @@ class Repository:
         found = [
             n for s in spaces for n in self.snapshots(s) if n.id.startswith(rest) or n.name == rest
         ]
-        if len(found) != 1:
+        if len({(n.namespace, n.id) for n in found}) != 1:  # equal ones are one document
             some = ", ".join(map(str, found[:5]))
             raise SnapshotNotFoundError(
                 f"{text!r} names {len(found)} snapshots of {self.url}{': ' + some if some else ''}:"
@@ -361,7 +361,7 @@ class Repository:
             for n in self.forgotten()
             if n.id.startswith(rest) and len(rest) >= 4 and (not at or n.namespace == namespace)
         ]
-        if len(found) != 1:
+        if len({(n.namespace, n.id) for n in found}) != 1:  # equal ones are one document
             raise SnapshotNotFoundError(
                 f"{text!r} names {len(found)} forgotten snapshots of {self.url}"
             )

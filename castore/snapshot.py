@@ -19,6 +19,9 @@ from castore.errors import FormatError, InvalidInputError
 FENCE = b""
 """Zero bytes under a snapshot's name: this name is spent, its writer starts over."""
 
+MAX_DOCUMENT = 4 << 20
+"""Bytes of the largest snapshot document."""
+
 _LAST = 9_999_999_999_999_999
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,127}")
 _KEY = re.compile(r"[a-z0-9._]{1,64}")
@@ -70,6 +73,11 @@ class Snapshot:
             raise InvalidInputError(
                 f"labels must be text, facts finite JSON with text for keys: {e}"
             ) from e
+        if len(data) > MAX_DOCUMENT:
+            raise InvalidInputError(
+                f"labels and facts make a document of {len(data)} bytes, at most {MAX_DOCUMENT}:"
+                " put what is large into a file"
+            )
         return data
 
     @staticmethod

@@ -45,7 +45,8 @@ class Reader:
     def check(self) -> None:
         """`InvalidInputError` if the file is not the one that was scanned, or was changed since."""
         now = os.fstat(self._fd)
-        if _identity(now) != self._source.identity:
+        # A file that gives more than its size is growing, or made up as it is read (/proc).
+        if _identity(now) != self._source.identity or os.pread(self._fd, 1, now.st_size):
             raise self._changed()
 
     def _changed(self) -> InvalidInputError:

@@ -198,12 +198,14 @@ def _unpack(packed: dict[str, Any], where: str) -> Entry:
 
 def check_target(target: str, where: str) -> str:
     """The text of a link if it can be stored."""
-    if not isinstance(target, str) or not target or "\0" in target or len(target) > MAX_PATH:
-        raise FormatError(f"{where}: a link's target is empty, too long or holds a NUL")
+    if not isinstance(target, str) or not target or "\0" in target:
+        raise FormatError(f"{where}: a link's target is empty or holds a NUL")
     try:
-        target.encode()
+        size = len(target.encode())
     except UnicodeEncodeError:
         raise FormatError(f"{where}: a link's target is not valid Unicode") from None
+    if size >= MAX_PATH:
+        raise FormatError(f"{where}: a link's target has {size} bytes, less than {MAX_PATH} can be")
     return target
 
 

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "castore"
 LAYERS = [
     ["errors"],
     ["digest"],
-    ["backend", "document"],
+    ["backend", "document", "state"],
     ["backends", "cutters", "frame", "snapshot", "tree"],
     ["bases", "cut", "encode", "objects", "source"],
     ["publish", "write"],
@@ -27,6 +27,7 @@ LAYERS = [
     ["repository"],
     ["driver", "reach"],
     ["check", "copy", "prune", "usage"],
+    ["repair"],
     ["cli"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from castore import Repository, document
+from castore.backends import open_backend
 from castore.check import check
 from castore.commit import Committer, Options, _Blob, _File
 from castore.digest import digest_of
@@ -264,3 +266,36 @@ def test_the_newest_snapshots_are_found_without_listing_all(
     assert asked == [100]
     assert list(repository.snapshots("main", limit=200)) == names[::-1]
     assert list(repository.snapshots("main")) == names[::-1]
+
+
+def test_equal_commits_of_one_moment_can_be_named(
+    repository: Repository, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store's clock may tick once a second: equal documents then share an id."""
+    monkeypatch.setattr(repository.backend, "now", lambda: 1_700_000_000.0)
+    first, second = (repository.commit([run]).name for _ in range(2))
+    assert first != second and first.id == second.id
+    assert repository.resolve(str(first)) == second
+    repository.checkout(str(first), tmp_path / "out")
+    for _ in range(2):
+        repository.forget(str(first))
+    assert not list(repository.snapshots())
+    repository.unforget(str(first))
+    assert len(list(repository.snapshots())) == 1
+
+
+def test_a_password_in_a_url_is_not_pickled_or_told() -> None:
+    for protocol in ("ftp", "simplecache::s3"):
+        backend = open_backend(f"{protocol}://me:hunter2secret@127.0.0.1:1/x")
+        with pytest.raises(BackendError) as caught:
+            backend.get("config.json")
+        assert "hunter2secret" not in f"{caught.value}{backend!r}{backend.url}"
+        assert b"hunter2secret" not in pickle.dumps(backend)
+
+
+def test_a_file_that_gives_more_than_its_size_is_refused(tmp_path: Path) -> None:
+    """Files under /proc say 0 bytes and give some: storing nothing in silence would be a loss."""
+    repository = Repository.init(tmp_path / "store")
+    with pytest.raises(InvalidInputError, match="changed while it was read"):
+        repository.commit(["/proc/self/status"])
+    assert not list(repository.snapshots())

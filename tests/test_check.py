@@ -12,11 +12,12 @@ import xxhash
 
 from castore import check as check_module
 from castore import document, frame
-from castore.check import Problem, repair
+from castore.check import Problem
 from castore.copy import copy
 from castore.digest import digest_of
 from castore.errors import BackendError, CorruptObjectError, InvalidInputError, ObjectNotFoundError
 from castore.objects import object_name
+from castore.repair import repair
 from castore.repository import Repository
 from castore.snapshot import Snapshot, SnapshotName, name_of
 from castore.tree import File, Slice, build_tree

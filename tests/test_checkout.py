@@ -302,7 +302,7 @@ def test_a_target_without_permission_is_a_backend_error(
         repository.checkout(name, "/proc/castore-cannot-write-here")
 
 
-def test_CC7_an_error_names_the_file_that_is_kept_from_being_written(tmp_path: Path) -> None:
+def test_cc7_an_error_names_the_file_that_is_kept_from_being_written(tmp_path: Path) -> None:
     """What is missing or damaged, which files need it, and what to do next."""
     repository = Repository.init(tmp_path / "store")
     folder = tmp_path / "run"

@@ -183,3 +183,8 @@ def test_names_compare_by_time_within_a_namespace() -> None:
     assert new < old
     assert isinstance(new, SnapshotName)
     assert name_of(b"x", "n", "k", 0).name.startswith(f"{NEWEST}-19700101T000000-")
+
+
+def test_a_document_that_is_too_large_is_refused_before_anything_is_stored() -> None:
+    with pytest.raises(InvalidInputError, match="put what is large into a file"):
+        Snapshot("0" * 64, 0, "main", labels={"note": "x" * (5 << 20)}).encode()

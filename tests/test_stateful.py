@@ -21,13 +21,13 @@ from hypothesis.stateful import (
     rule,
 )
 
-from castore.check import repair
 from castore.commit import Options
 from castore.copy import copy
 from castore.errors import CorruptObjectError, ObjectNotFoundError, SnapshotNotFoundError
 from castore.objects import object_name
 from castore.prune import GRACE, PAUSE, prune
 from castore.publish import MARGIN, OVERDUE
+from castore.repair import repair
 from castore.repository import Repository
 from castore.snapshot import SnapshotName
 from castore.source import MemoryFile

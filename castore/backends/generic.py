@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import hashlib
 import os
+import re
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,6 +34,8 @@ _MARKS = ("size", "ETag", "etag", "md5", "md5Hash", "generation", "ino", *_TIMES
 _hashes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Digests of files in memory, which are made anew at each write."""
 
+_LOGIN = re.compile(r"[^/@:]*:([^/@]+)@")  # at the start of a path: user, password
+
 
 class FsspecBackend:
     """One fsspec file system below one path; see `castore.backend.Backend`.
@@ -45,6 +48,8 @@ class FsspecBackend:
     def __init__(self, protocol: str, path: str, storage_options: dict[str, Any]):
         self.kind, self._raw, self._options = protocol, path, storage_options
         self._secrets = secrets_in(storage_options)
+        if login := _LOGIN.match(path):
+            self._secrets.append(login[1])
         self.url = scrub(f"{protocol}://{path}".rstrip("/"), self._secrets)
         self._made: dict[int, tuple[Any, str]] = {}
 
@@ -52,7 +57,7 @@ class FsspecBackend:
         return f"FsspecBackend({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FsspecBackend, (self.kind, self._raw, without_secrets(self._options))
+        return FsspecBackend, (self.kind, _LOGIN.sub("", self._raw), without_secrets(self._options))
 
     @property
     def _opened(self) -> tuple[Any, str]:

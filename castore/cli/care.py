@@ -90,7 +90,7 @@ def check(
 
 
 def _repair(out: Output, store: Repository, other: Repository) -> None:
-    from castore.check import repair
+    from castore.repair import repair
 
     with out.progress("repair") as progress:
         replaced = repair(store, other, progress=progress)
