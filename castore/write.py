@@ -8,6 +8,7 @@ import threading
 from castore.objects import ObjectStore
 
 _BATCH_BYTES, _BATCH_FRAMES = 24 << 20, 256
+_WRITERS = 2
 _PATIENCE = 0.02  # seconds to wait for more: a writer that waits for ever can starve the budget
 
 
@@ -29,7 +30,10 @@ class Budget:
 
 
 class FrameWriter:
-    """Writer threads behind a bounded queue. Frames are put in the order given, so bases first.
+    """Writer threads behind a bounded queue: one writes a batch while the other waits for the disk.
+
+    A delta may so be put before its base. A writer that dies in between leaves at worst a delta
+    that nobody needs; whoever meets it looks at its chain, and puts a frame without a base.
 
     As a context it ends its threads on leaving and raises their failure, if nothing else did.
     ``added`` counts the bytes newly stored, ``found`` holds the digests that were there already.
@@ -40,10 +44,7 @@ class FrameWriter:
         self._queue: queue.Queue[tuple[str, bytes] | None] = queue.Queue()
         self._budget = Budget(2 * _BATCH_BYTES)
         self._lock = threading.Lock()
-        writers = 1 if store.backend.kind == "local" else 2
-        self._threads: list[threading.Thread] = [
-            threading.Thread(target=self._run) for _ in range(writers)
-        ]
+        self._threads = [threading.Thread(target=self._run) for _ in range(_WRITERS)]
         self.failure: BaseException | None = None
         self.added = self.objects = 0
         self.found: set[str] = set()
