@@ -7,7 +7,7 @@ import threading
 
 from castore.objects import ObjectStore
 
-_BATCH_BYTES, _BATCH_FRAMES = 24 << 20, 256
+_BATCH_BYTES, _BATCH_FRAMES = 16 << 20, 256
 _WRITERS = 2
 _PATIENCE = 0.02  # seconds to wait for more: a writer that waits for ever can starve the budget
 
