@@ -14,6 +14,7 @@ import os
 import stat as st
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -51,6 +52,7 @@ _ADVICE = {
 
 _OWN = {"lock", "lock.queue", "lock.replace"}
 _REPLACE_TIMEOUT = 60.0  # seconds; the lock is held for one small write
+_SYNCING = 4  # files of a batch that wait for the disk at once
 _AT_ONCE = 128  # files open at once: the usual limit of a process is 1024
 
 
@@ -134,17 +136,19 @@ class LocalBackend:
     def _create_some(self, items: Sequence[tuple[str, Buffer]]) -> builtins.list[str | None]:
         with contextlib.ExitStack() as stack:
             files: builtins.list[NewFile | None] = []
-            for name, data in items:
-                if os.path.lexists(self._path(name)):
-                    files.append(None)
-                    continue
-                file = NewFile(self._root)
-                stack.callback(file.close)
-                file.write(data)
-                files.append(file)
-            for made in files:
-                if made is not None:
-                    made.seal()
+            with ThreadPoolExecutor(_SYNCING) as pool:
+                sealed = []
+                for name, data in items:
+                    if os.path.lexists(self._path(name)):
+                        files.append(None)
+                        continue
+                    file = NewFile(self._root)
+                    stack.callback(file.close)
+                    file.write(data)
+                    sealed.append(pool.submit(file.seal))
+                    files.append(file)
+            for made in sealed:
+                made.result()
             pairs = zip(items, files, strict=True)
             return [
                 None if f is None else self._link(f, self._path(name)) for (name, _), f in pairs
