@@ -52,10 +52,11 @@ def _silent(_: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a commit did: the snapshot's name, source bytes, bytes newly stored."""
+    """What a commit did: the snapshot's name, its document and tree, bytes newly stored."""
 
     name: SnapshotName
     snapshot: Snapshot
+    tree: Tree
     added: int
 
 
@@ -303,7 +304,23 @@ class Repository:
             hint = _Hints(self, draft.base)
             saved = save(self.store, draft, namespace, earlier, hint, options, progress)
             name = self.publish(saved.snapshot, saved.need, saved.heal)
-        return Commit(name, saved.snapshot, saved.added)
+        return Commit(name, saved.snapshot, saved.tree, saved.added)
+
+    def republish(self, snapshot: Snapshot) -> SnapshotName:
+        """Commit a document whose tree this repository holds: elsewhere, or once more.
+
+        Raises
+        ------
+        ObjectNotFoundError
+            Something it needs is gone: nothing was committed.
+        """
+        self._probe()
+        with self.shared_lock():
+            return self._again(snapshot)
+
+    def _again(self, snapshot: Snapshot) -> SnapshotName:
+        tree = read_tree(self.store, snapshot.tree)
+        return self.publish(snapshot, [snapshot.tree, *tree.blobs()], list)
 
     def publish(
         self, snapshot: Snapshot, need: Sequence[str], heal: Callable[[Sequence[str]], list[str]]
@@ -349,8 +366,7 @@ class Repository:
                 raise SnapshotNotFoundError(
                     f"{name} is not among the forgotten of {self.url}"
                 ) from None
-            tree = read_tree(self.store, document.tree)
-            fresh = self.publish(document, [document.tree, *tree.blobs()], list)
+            fresh = self._again(document)
             self.backend.delete(name.forgotten)
         return fresh
 
@@ -406,7 +422,7 @@ class Repository:
 class _Hints:
     """The base file the caller named for a path, looked up once."""
 
-    def __init__(self, repository: Repository, base: str | Mapping[str, str] | None):
+    def __init__(self, repository: Repository, base: str | Mapping[str, str | File] | None):
         self._repository, self._base = repository, base
         self._trees: dict[str, Tree | None] = {}
 
@@ -419,8 +435,8 @@ class _Hints:
 
     def __call__(self, path: str) -> File | None:
         text = self._base if isinstance(self._base, str | None) else self._base.get(path)
-        if text is None:
-            return None
+        if text is None or isinstance(text, File):
+            return text
         snapshot, _, at = text.partition(":")
         if snapshot not in self._trees:
             self._trees[snapshot] = self._tree(snapshot)

@@ -13,18 +13,19 @@ from castore.frame import MAX_CONTENT
 from castore.objects import ObjectStore, object_name
 from castore.snapshot import Snapshot
 from castore.source import DiskFile, Draft, MemoryFile
-from castore.tree import Entry, File, Link, build_tree, check_target
+from castore.tree import Entry, File, Link, Tree, build_tree, check_target
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A document whose objects are stored.
+    """A document whose objects are stored, and the tree it names.
 
     ``need`` lists the digests it needs, ``heal`` puts broken ones back and gives those it could
     not, ``added`` counts the bytes newly stored.
     """
 
     snapshot: Snapshot
+    tree: Tree
     need: list[str]
     heal: Callable[[Sequence[str]], list[str]]
     added: int
@@ -74,7 +75,8 @@ def save(
     digest = digest_of(content)
     frame = encode(content, 1, None, "auto")
     added = len(frame) if store.create_many([(digest, frame)])[0] else 0
-    store.backend.sync([object_name(d) for d in committer.writer.found])
+    known = [d for e in draft.entries.values() if isinstance(e, File) for d in e.blobs()]
+    store.backend.sync([object_name(d) for d in [*committer.writer.found, *known]])
 
     def heal(broken: Sequence[str]) -> list[str]:
         if digest in broken:
@@ -82,8 +84,9 @@ def save(
         return committer.heal(d for d in broken if d != digest)
 
     time = int(store.backend.now() * 1_000_000)
-    snapshot = _document(draft, namespace, digest, time, len(files), tree.size)
-    return Saved(snapshot, [digest, *tree.blobs()], heal, committer.writer.added + added)
+    count = sum(isinstance(e, File) for e in entries.values())
+    snapshot = _document(draft, namespace, digest, time, count, tree.size)
+    return Saved(snapshot, tree, [digest, *tree.blobs()], heal, committer.writer.added + added)
 
 
 def _document(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from castore.errors import BackendError, InvalidInputError
-from castore.tree import Folder, Link
+from castore.tree import File, Folder, Link
 
 DEEPEST = 300
 """Folders within folders: what lies deeper is refused, by commit and by checkout alike."""
@@ -79,11 +79,11 @@ class DiskFile:
 
 
 class _MemoryReader:
-    def __init__(self, data: bytes):
+    def __init__(self, data: bytes | memoryview):
         self._data = data
 
     def read(self, start: int, stop: int) -> bytes:
-        return self._data[start:stop]
+        return bytes(self._data[start:stop])
 
     def check(self) -> None:
         """Bytes do not change."""
@@ -97,9 +97,9 @@ class _MemoryReader:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFile:
-    """Content that is at hand."""
+    """Content that is at hand; a view must not change until the commit has returned."""
 
-    data: bytes
+    data: bytes | memoryview
     executable: bool = False
 
     @property
@@ -111,16 +111,17 @@ class MemoryFile:
 
 
 Source: TypeAlias = DiskFile | MemoryFile
-SourceEntry: TypeAlias = DiskFile | MemoryFile | Link | Folder
+SourceEntry: TypeAlias = DiskFile | MemoryFile | File | Link | Folder
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A snapshot to be: what a driver hands to `Repository.commit`.
 
-    ``entries`` maps the tree's paths to sources. ``base`` names what to delta-code against where
-    the caller knows: one ``SNAPSHOT[:PATH]`` for everything, or one for each path. A wrong base
-    costs bytes, never correctness.
+    ``entries`` maps the tree's paths to sources; a `File` of an earlier tree of the same
+    repository stands for content that is stored already. ``base`` names what to delta-code against where
+    the caller knows: one ``SNAPSHOT[:PATH]`` for everything, or one for each path, where a `File`
+    of an earlier tree will do as well. A wrong base costs bytes, never correctness.
     """
 
     entries: Mapping[str, SourceEntry]
@@ -129,7 +130,7 @@ class Draft:
     labels: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     parents: tuple[str, ...] = ()
-    base: str | Mapping[str, str] | None = None
+    base: str | Mapping[str, str | File] | None = None
 
 
 def scan(

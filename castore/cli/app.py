@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
 from os import environ
 from typing import Annotated, Any
 
@@ -18,6 +19,9 @@ from castore.errors import BackendError, CastoreError
 PROBLEMS = 3
 """Exit code: the command finished and found problems."""
 
+COMMANDS = "castore.commands"
+"""The entry-point group through which drivers add their commands."""
+
 _ORDER = (
     *("init", "commit", "snapshots", "ls", "cat", "checkout", "check"),
     *("forget", "unforget", "prune", "copy", "usage", "drivers"),
@@ -28,8 +32,15 @@ class Application(TyperGroup):
     """Turns every error into one clear message and the exit code of its class."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        """In the order in which one meets them."""
-        return sorted(self.commands, key=_ORDER.index)
+        """In the order in which one meets them, those of drivers last."""
+        return [*sorted(self.commands, key=_ORDER.index), *sorted(e.name for e in _of_drivers())]
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        """A command of the store, or the commands of an installed driver."""
+        for entry in _of_drivers():
+            if entry.name == cmd_name and cmd_name not in self.commands:
+                return typer.main.get_command(entry.load())
+        return super().get_command(ctx, cmd_name)
 
     def main(
         self,
@@ -48,6 +59,11 @@ class Application(TyperGroup):
         except Exception as e:
             result = _tell(e, as_json, to_stderr=words[:1] == ["cat"])
         sys.exit(result if isinstance(result, int) else 0)
+
+
+def _of_drivers() -> list[EntryPoint]:
+    """What the entry-point group ``castore.commands`` names: a driver's `typer.Typer` each."""
+    return list(entry_points(group=COMMANDS))
 
 
 def _wants_json(words: Sequence[str]) -> bool:

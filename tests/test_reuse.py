@@ -1,0 +1,71 @@
+"""Content that a repository holds already stands in new snapshots without being read again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from castore import BackendError, ObjectNotFoundError
+from castore.check import check
+from castore.objects import object_name
+from castore.tree import File
+from tests.helpers import contents, draft, drift, new_repository, safetensors, weights
+
+
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_a_file_of_an_earlier_tree_stands_in_a_new_one(kind: str, tmp_path: Path) -> None:
+    repository = new_repository(kind, tmp_path)
+    data = safetensors({"w": weights()})
+    first = repository.commit(draft({"a.safetensors": data, "b": b"small"}))
+    old = dict(first.tree.files())
+    second = repository.commit(draft({"moved": old["a.safetensors"], "new": b"other"}))
+    assert contents(repository, second.name) == {"moved": data, "new": b"other"}
+    assert second.snapshot.files == 2 and second.snapshot.size == len(data) + 5
+    assert second.added < 1000
+    assert list(check(repository, read_data=True)) == []
+
+
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_a_file_whose_objects_are_gone_is_refused(kind: str, tmp_path: Path) -> None:
+    repository = new_repository(kind, tmp_path)
+    first = repository.commit(draft({"a": safetensors({"w": weights()})}))
+    file = dict(first.tree.files())["a"]
+    assert isinstance(file, File)
+    repository.backend.delete(object_name(file.blobs()[0]))
+    with pytest.raises((ObjectNotFoundError, BackendError)):
+        repository.commit(draft({"again": file}))
+    assert len(list(repository.snapshots())) == 1
+
+
+def test_a_file_serves_as_a_base(tmp_path: Path) -> None:
+    repository = new_repository("local", tmp_path)
+    old = weights()
+    first = repository.commit(draft({"x": safetensors({"w": old})}), namespace="one")
+    file = dict(first.tree.files())["x"]
+    data = safetensors({"w": drift(old, 1)})
+    far = repository.commit(draft({"y": data}, base={"y": file}), namespace="two")
+    alone = new_repository("local", tmp_path, "alone").commit(draft({"y": data}))
+    assert far.added < 0.8 * alone.added
+    assert contents(repository, far.name) == {"y": data}
+
+
+def test_a_view_of_memory_is_content(tmp_path: Path) -> None:
+    from castore import Draft, MemoryFile
+
+    repository = new_repository("local", tmp_path)
+    data = bytearray(safetensors({"w": weights()}))
+    done = repository.commit(Draft({"v": MemoryFile(memoryview(data))}))
+    assert contents(repository, done.name) == {"v": bytes(data)}
+
+
+def test_a_document_is_committed_again_in_another_namespace(tmp_path: Path) -> None:
+    repository = new_repository("local", tmp_path)
+    done = repository.commit(draft({"x": b"content"}), namespace="one")
+    again = repository.republish(replace(done.snapshot, namespace="two"))
+    assert again.namespace == "two" and contents(repository, again) == {"x": b"content"}
+    repository.backend.delete(object_name(done.snapshot.tree))
+    with pytest.raises(ObjectNotFoundError):
+        repository.republish(replace(done.snapshot, namespace="three"))
+    assert repository.namespaces() == ["one", "two"]
