@@ -1,0 +1,90 @@
+"""The two commits an experiment is made of: weights, and the state they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from castore import Draft, File, MemoryFile, Options
+from castore_experiments.layout import weights_path
+from castore_experiments.records import (
+    Records,
+    State,
+    Weights,
+    state_key,
+    weights_facts,
+    weights_key,
+)
+
+DRIVER = "experiments"
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """What is said of weights beside their bytes.
+
+    ``saved`` is local ISO time, ``metrics`` what the caller measured, ``run`` the run that made
+    them, ``metadata`` goes into the file.
+    """
+
+    step: int
+    saved: str
+    run: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metadata: Mapping[str, Any] | None = None
+
+
+def commit_weights(
+    records: Records,
+    state: State,
+    save: Save,
+    data: bytes | memoryview,
+    options: Options = Options(),
+) -> Weights:
+    """Commit one weight file; durable on return.
+
+    It is delta-coded against the last weights of its hash, or of the hash that one descends from.
+    """
+    draft = weights_draft(state, save, data, _base(records, state))
+    path = weights_path(state.hash, save.step)
+    done = records.repository.commit(draft, namespace=records.namespace, options=options)
+    records.add(done.name, done.tree)
+    return Weights(state.hash, save.step, path, done.name.time, done.name)
+
+
+def weights_draft(
+    state: State, save: Save, data: bytes | memoryview, base: File | None = None
+) -> Draft:
+    """A weight file as a snapshot to be."""
+    path = weights_path(state.hash, save.step)
+    return Draft(
+        {path: MemoryFile(data)},
+        driver=DRIVER,
+        key=weights_key(state.hash, save.step),
+        facts=weights_facts(state, save.step, save.saved, save.metrics, save.run),
+        base={path: base} if base else None,
+    )
+
+
+def state_draft(state: State, documents: Mapping[str, bytes | File]) -> Draft:
+    """The documents of a hash as a snapshot to be."""
+    entries = {p: d if isinstance(d, File) else MemoryFile(d) for p, d in documents.items()}
+    return Draft(entries, driver=DRIVER, key=state_key(state.hash), facts=state.facts())
+
+
+def _base(records: Records, state: State) -> File | None:
+    for hash in (state.hash, state.parent):
+        last = records.all_weights(hash)[:1] if hash else []
+        if last and last[0].snapshot is not None:
+            return records.files(last[0].snapshot).get(last[0].path)
+    return None
+
+
+def commit_state(
+    records: Records, state: State, documents: Mapping[str, bytes | File], options: Options
+) -> None:
+    """Commit the documents of a hash: from now on the hash exists. Durable on return."""
+    draft = state_draft(state, documents)
+    done = records.repository.commit(draft, namespace=records.namespace, options=options)
+    records.add(done.name, done.tree)

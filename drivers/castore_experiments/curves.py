@@ -1,0 +1,160 @@
+"""The curves of one root: the live log, and the database file that follows it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from castore import AlreadyExistsError, ObjectNotFoundError, Repository
+from castore.backend import MISSING
+from castore_experiments import layout
+from castore_experiments.files import Files
+
+if TYPE_CHECKING:
+    from castore_experiments.signals import Curves, Database, Log
+
+Report = Callable[[str], None]
+
+
+class Journal:
+    """Opens the log at the first row; every flush brings ``loggers.duckdb`` up to date.
+
+    Parameters
+    ----------
+    files : Files
+        The root.
+    parent, step : optional
+        The run that the first run of this process goes on from, and at which step.
+    """
+
+    def __init__(self, files: Files, report: Report, clock: Callable[[], float]):
+        self.files, self._report, self._clock = files, report, clock
+        self._log: Log | None = None
+        self.parent: str | None = None
+        self.step: int | None = None
+
+    @property
+    def run(self) -> str | None:
+        """The run that rows go to, None before the first one."""
+        return self._log.run if self._log else None
+
+    def fork(self, parent: str | None, step: int | None) -> None:
+        """Rows from now on belong to a run that leaves ``parent`` at ``step``."""
+        self.parent, self.step = parent, step
+        if self._log is not None:
+            self._log.begin(parent, step)
+
+    def log(self, repository: Repository, namespace: str, *args: Any, **more: Any) -> None:
+        """Take rows; see `signals.Log.log`."""
+        if self._log is None:
+            self._log = self.open(repository, namespace)
+        self._log.log(*args, **more)
+
+    def open(self, repository: Repository, namespace: str) -> Log:
+        """A log for this process; first what a killed one left is taken in."""
+        from castore_experiments.signals import Log, recover
+
+        folder = self.folder(namespace)
+        folder.mkdir(parents=True, exist_ok=True)
+        for done in recover(repository, namespace, folder):
+            self._report(
+                f"{done.rows} rows of curves of a process that ended early are recovered"
+                f" ({done.lost_bytes} bytes at the end were not whole)"
+            )
+        return Log(
+            repository,
+            namespace,
+            folder,
+            clock=self._clock,
+            parent=self.parent,
+            fork_step=self.step,
+        )
+
+    def folder(self, namespace: str) -> Path:
+        """Where the last second of rows stands: in a local root, else in the user's state."""
+        if self.files.kind == "local":
+            return Path(self.files.url) / layout.OWN / "wal"
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return Path(state) / "castore" / namespace
+
+    def publish(self, repository: Repository, namespace: str) -> None:
+        """Every row so far into the repository, and ``loggers.duckdb`` brought after it."""
+        if self._log is not None:
+            self._log.flush()
+        self.database(namespace).update(self.curves(repository, namespace))
+
+    def curves(
+        self, repository: Repository, namespace: str, siblings: Sequence[Any] = ()
+    ) -> Curves:
+        """What can be read: this root's rows, live ones too, then those of ``siblings``."""
+        from castore_experiments.signals import Curves, Source
+
+        return Curves([Source(repository, namespace), *siblings], live=self._log)
+
+    def database(self, namespace: str) -> Database:
+        """The root's database file; for a remote root a working copy that is put there whole."""
+        from castore_experiments.signals import Database
+
+        state = self.folder(namespace) / "loggers.json"
+        state.parent.mkdir(parents=True, exist_ok=True)
+        if self.files.kind == "local":
+            path = Path(self.files.url) / layout.CURVES
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return Database(path, state)
+        copy = self.folder(namespace) / "loggers.duckdb"
+        return Database(copy, state, lambda data: put(self.files, layout.CURVES, data))
+
+    def close(self) -> None:
+        """Flush and end; the journal opens again at the next row."""
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
+
+
+def put(files: Files, name: str, data: bytes) -> None:
+    """Store ``data`` under ``name`` whatever stands there; for what is derived and whole."""
+    while True:
+        try:
+            version = files.stat(name).version
+        except ObjectNotFoundError:
+            version = MISSING
+        try:
+            files.replace(name, data, version)
+            return
+        except AlreadyExistsError:
+            continue  # another writer was between: ours comes after
+
+
+def import_curves(files: Files, repository: Repository, namespace: str) -> int:
+    """Bring the rows of a root's curve files into the repository; gives how many were new.
+
+    Raises
+    ------
+    FormatError, CorruptObjectError
+        They cannot be read; nothing was changed.
+    """
+    from castore_experiments.signals import import_signals
+
+    with local_copy(files) as folder:
+        if folder is None:
+            return 0
+        return int(import_signals(repository, namespace, folder).rows)
+
+
+@contextmanager
+def local_copy(files: Files) -> Iterator[Path | None]:
+    """The ``loggers`` folder of a root as a local folder; None if it is empty."""
+    names = [s.name for s in files.list(layout.in_root("loggers"))]
+    if not names:
+        yield None
+    elif files.kind == "local":
+        yield Path(files.url) / layout.in_root("loggers")
+    else:
+        with TemporaryDirectory(prefix="castore-") as folder:
+            for name in names:
+                (Path(folder) / name.rpartition("/")[2]).write_bytes(files.get(name))
+            yield Path(folder)

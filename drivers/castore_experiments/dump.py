@@ -1,0 +1,125 @@
+"""The documents of a new state: what changed is encoded, what did not is referred to."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from castore import File, InvalidInputError
+from castore_experiments import canonical, layout, rng
+from castore_experiments.components import Content, describe
+from castore_experiments.documents import ARCHITECTURE, CONFIG, DataDocument, architecture_ref
+from castore_experiments.options import Options
+from castore_experiments.records import Records, State, same
+
+Documents = dict[str, bytes | File]
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """What holds at the moment of a save, beside weights.
+
+    ``saved`` is local ISO time, ``loaders`` positions by loader.
+    """
+
+    saved: str
+    rng_state: Mapping[str, Any]
+    loaders: Mapping[str, Mapping[str, Any]]
+
+
+def state_documents(
+    records: Records, state: State, content: Content, options: Options, now: Instant
+) -> Documents:
+    """The files of a state, relative to ``checkpoints/``.
+
+    A segment that some earlier state of the namespace has is not encoded again: its files stand
+    in the new tree as they are. A component that is neither at hand nor known has no files.
+
+    Raises
+    ------
+    InvalidInputError
+        A configuration that has no YAML form, or a model that cannot be pickled though its
+        architecture is to be dumped.
+    """
+    labels = layout.split(state.hash)
+    found: Documents = {}
+    if options.dump_config_state:
+        found.update(_known(records, state, "hp") or _config(content, labels.hp))
+    found.update(_model(records, state, content, options))
+    if options.dump_data_state:
+        found.update(_known(records, state, "data") or _data(state, content, now))
+    return found
+
+
+def _known(records: Records, state: State, component: layout.Component) -> Mapping[str, File]:
+    """The files of one segment in an earlier state that has it; empty if none does."""
+    label = getattr(layout.split(state.hash), component)
+    for hash in records.with_label(component, label):
+        if same(_digest(records.state(hash), component), _digest(state, component)):
+            files = {p: f for p, f in records.state_files(hash).items() if belongs(p, component)}
+            if files:
+                return files
+    return {}
+
+
+def _digest(state: State, component: layout.Component) -> str:
+    return str(getattr(state.digests, component))
+
+
+def belongs(path: str, component: layout.Component) -> bool:
+    """Whether a file of a state's tree is of this component."""
+    own = {CONFIG: "hp", ARCHITECTURE: "model"}
+    folders = {"HP": "hp", "models": "model", "data": "data"}
+    return (own.get(path) or folders.get(path.partition("/")[0])) == component
+
+
+def _config(content: Content, label: str) -> Documents:
+    if content.config is None:
+        return {}
+    return {
+        layout.config_path(label): canonical.to_yaml(content.config, label),
+        CONFIG: canonical.encode(content.config),
+    }
+
+
+def _model(records: Records, state: State, content: Content, options: Options) -> Documents:
+    label = layout.split(state.hash).model
+    found: Documents = dict(_known(records, state, "model"))
+    if content.model is not None and ARCHITECTURE not in found:
+        found[ARCHITECTURE] = describe(content.model, state.init_step).encode()
+    pickled, reference = layout.architecture_path(label), layout.architecture_ref_path(label)
+    if not options.dump_model_architecture:
+        if pickled in found and reference not in found:
+            found[reference] = architecture_ref(label, label, state.hash)
+    elif content.model is not None and pickled not in found:
+        found[pickled] = _pickle(content.model)
+    return found
+
+
+def _pickle(model: Any) -> bytes:
+    try:
+        return pickle.dumps(model, protocol=4)
+    except Exception as e:  # whatever the model's own code raises
+        raise InvalidInputError(
+            f"dump_model_architecture: {type(model).__name__} cannot be pickled: {e}; leave the"
+            " option out, or define its classes in an importable module"
+        ) from e
+
+
+def _data(state: State, content: Content, now: Instant) -> Documents:
+    if content.data is None:
+        return {}
+    label = layout.split(state.hash).data
+    document = DataDocument(
+        state.hash,
+        now.saved,
+        len(content.data),
+        rng.to_json(now.rng_state),
+        now.loaders,
+    )
+    return {
+        layout.data_json_path(label): document.encode(label),
+        layout.data_parquet_path(label): content.data.to_parquet(),
+    }

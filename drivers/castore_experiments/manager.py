@@ -1,0 +1,530 @@
+"""`CheckpointManager`: versions an experiment by content and resumes it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import time
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from castore import InvalidInputError
+from castore_experiments import answers, layout, ranks
+from castore_experiments.background import Handle
+from castore_experiments.canonical import from_yaml
+from castore_experiments.catalog import Catalog, Place
+from castore_experiments.components import Content
+from castore_experiments.options import parse_options
+from castore_experiments.place import World
+from castore_experiments.resume import Wanted, load, log_report
+from castore_experiments.runs import RunWords, set_words, words_of
+from castore_experiments.saving import Done
+from castore_experiments.session import Session
+from castore_experiments.tracker import Update
+
+
+class CheckpointManager(Catalog):
+    """Keeps an experiment under the hash of its content, on a local root or on S3.
+
+    Opening an existing root resumes its latest hash: model, optimizer, random streams, positions
+    of data loaders, tags and discards are restored when their object is watched.
+
+    Parameters
+    ----------
+    root_log_dir : path or URL, optional
+        The experiment's root, or a folder up to three levels above several of them. May come from
+        `watch` or from the watched configuration instead; ``root_experiment`` if nothing says.
+    load_model, load_config, load_data : bool
+        Whether resuming gives weights to a watched model, the old configuration to a watched
+        mapping (False: one that differs counts as an edit), and tags and discards to watched data.
+    checkpoint_manager : mapping, optional
+        Options, as under that key of a configuration; see `castore_experiments.options`.
+    storage_options : dict, optional
+        For the fsspec file system of root and repository; never stored or shown.
+    allow_pickle : bool
+        Whether pickled architectures may be loaded. That runs whatever code they hold.
+    report : callable, optional
+        Told one line for people about what was found and done; by default the logger ``castore``.
+    clock : callable
+        Seconds since the epoch, for times in documents.
+
+    Raises
+    ------
+    BackendError, RepositoryNotFoundError, IntegrityError
+        The root or its repository cannot be reached, or another one is in its place.
+    FormatError
+        A document of the root is damaged, or newer than this version.
+
+    Notes
+    -----
+    Every method may raise those, and what a save in the background failed with. In a job of
+    torch.distributed rank 0 writes; the others get the same answers.
+    """
+
+    def __init__(
+        self,
+        root_log_dir: str | os.PathLike[str] | None = None,
+        load_model: bool = True,
+        load_config: bool = False,
+        load_data: bool = True,
+        *,
+        checkpoint_manager: Mapping[str, Any] | None = None,
+        storage_options: dict[str, Any] | None = None,
+        allow_pickle: bool = False,
+        report: Callable[[str], None] = log_report,
+        clock: Callable[[], float] = time.time,
+    ):
+        given = os.fspath(root_log_dir) if root_log_dir is not None else None
+        world = World(storage_options, report, clock, lambda: secrets.token_hex(4))
+        wanted = Wanted(load_model, load_model, load_config, load_data)
+        super().__init__(Session(given, parse_options(checkpoint_manager), world, wanted))
+        self._allow_pickle = allow_pickle
+        if given is not None:
+            _ = self._session.place
+        atexit.register(_close_at_exit, weakref.ref(self))
+
+    @classmethod
+    def from_config(
+        cls, config: str | os.PathLike[str] | Mapping[str, Any], **more: Any
+    ) -> CheckpointManager:
+        """A manager as a configuration (a YAML file, or a mapping) says.
+
+        Its ``root_log_dir`` and ``checkpoint_manager`` count; it is watched as hyperparameters.
+        ``more`` are keyword arguments of the constructor.
+        """
+        if not isinstance(config, Mapping):
+            config = from_yaml(Path(config).read_bytes(), os.fspath(config))
+        root = more.pop("root_log_dir", None) or config.get("root_log_dir")
+        manager = cls(root, checkpoint_manager=config.get("checkpoint_manager"), **more)
+        manager.watch(hyperparameters=config if isinstance(config, dict) else dict(config))
+        return manager
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"CheckpointManager({self._session.given!r})"
+
+    # -- what is watched
+
+    def watch(
+        self,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        hyperparameters: MutableMapping[Any, Any] | None = None,
+        data: Any = None,
+        dataloaders: Mapping[str, Any] | None = None,
+        root_log_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Follow objects; what was resumed is given to them now.
+
+        ``data`` is a DataFrame with ``sample_id``, ``discarded`` and ``tag:<name>`` columns, a
+        mapping, or a callable that gives one.
+
+        Raises
+        ------
+        InvalidInputError
+            A second root, an unknown option in ``hyperparameters["checkpoint_manager"]``, or an
+            object that does not take its resumed part.
+        """
+        objects = {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": scheduler,
+            "hyperparameters": hyperparameters,
+            "data": data,
+        }
+        self._session.watch(objects, dataloaders or {}, root_log_dir)
+
+    def update_experiment_hash(
+        self,
+        model_snapshot: Any = None,
+        hp_snapshot: Any = None,
+        dfm_snapshot: Any = None,
+        force: bool = False,
+        first_time: bool = False,
+        dump_immediately: bool = False,
+    ) -> Update:
+        """Find what changed since the last call, and make its hash the current one.
+
+        Parameters
+        ----------
+        model_snapshot, hp_snapshot, dfm_snapshot : optional
+            Stand in for the watched model, configuration and data; -1 keeps the segment.
+        force : bool
+            Count everything as changed and new.
+        first_time : bool
+            On a manager's first hash: as ``force`` with ``dump_immediately``.
+        dump_immediately : bool
+            Write now; otherwise the change waits for `save_pending_changes` or a save.
+
+        Returns
+        -------
+        Update
+            ``(hash, is_new, changed)``; ``changed`` is a set of ``hp``, ``model``, ``data``.
+
+        Raises
+        ------
+        InvalidInputError
+            Something that counts has no canonical form; the message names its key path.
+        """
+        session = self._session
+        _ = session.place
+        first = first_time and session.tracker.state is None
+        content = _content(session, model_snapshot, hp_snapshot, dfm_snapshot)
+        update = session.update(content, force or first)
+        if dump_immediately or first:
+            self.save_pending_changes(force=force or first)
+        elif update.changed:
+            session.remember_pending()
+        return update
+
+    def has_pending_changes(self) -> tuple[bool, set[str]]:
+        """Whether something waits to be written, and which components."""
+        _ = self._session.place
+        pending = self._session.tracker.pending
+        return bool(pending), pending
+
+    def save_pending_changes(self, force: bool = False) -> bool:
+        """Write what waits: the changed segments, and the weights under the new hash.
+
+        Returns
+        -------
+        bool
+            Whether something was written; with ``force`` also when nothing waits.
+        """
+        session = self._session
+        _ = session.place
+        if session.tracker.state is None or not (session.tracker.pending or force):
+            return False
+        if not session.options.enable_checkpoints:
+            return False
+        if ranks.writes():
+            session.save(
+                step=None, metrics={}, metadata=None, optimizer=True, weights=True
+            ).result()
+        return True
+
+    def get_current_experiment_hash(self) -> str:
+        """The current hash; computed from what is watched if there is none yet."""
+        return self.current_exp_hash or self.update_experiment_hash().hash
+
+    # -- saving
+
+    def save_model_checkpoint(
+        self,
+        model: Any = None,
+        save_optimizer: bool = True,
+        save_model_checkpoint: bool = True,
+        metadata: Mapping[str, Any] | None = None,
+        force_dump_pending: bool = True,
+        update_manifest: bool = True,
+        step: int | None = None,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        wait: bool = True,
+    ) -> Any:
+        """Save weights, optimizer, random streams and loader positions under the current hash.
+
+        What the caller does after the call returns does not change what is saved. Changes that
+        wait are written with it, since weights under a hash without its state could not be resumed.
+
+        Parameters
+        ----------
+        model : optional
+            Instead of the watched one.
+        save_optimizer : bool
+        save_model_checkpoint : bool
+            False writes only changes that wait.
+        metadata : mapping, optional
+            Plain values for the key ``metadata`` of the file.
+        force_dump_pending, update_manifest : bool
+            Always done; False is refused.
+        step : int, optional
+            The training step; the last one known by default.
+        metrics : mapping of str to float, optional
+            Kept with the weights; the ``keep`` option chooses by them.
+        wait : bool
+            False returns as soon as the state is copied.
+
+        Returns
+        -------
+        path or Handle or None
+            The documented file's path (a URL for a remote root), durable in the repository. With
+            ``wait=False`` a handle whose ``result()`` gives that. None if nothing is to be saved.
+
+        Raises
+        ------
+        InvalidInputError
+            Something that could not be read back; the message names it. Nothing was saved.
+        """
+        session = self._session
+        _refuse_false(force_dump_pending=force_dump_pending, update_manifest=update_manifest)
+        if not session.place or not session.options.enable_checkpoints:
+            return None
+        self.get_current_experiment_hash()
+        if not ranks.writes():
+            saving = Saving(Handle.of(session.elsewhere(step)), self.checkpoints_dir)
+            return saving.result() if wait else saving
+        handle = session.save(
+            step=step,
+            metrics={str(k): float(v) for k, v in (metrics or {}).items()},
+            metadata=metadata,
+            optimizer=save_optimizer,
+            weights=save_model_checkpoint,
+            model=model,
+        )
+        saving = Saving(handle, self.checkpoints_dir)
+        return saving.result() if wait else saving
+
+    def save_model_architecture(self, model: Any = None) -> Place | None:
+        """Where the pickled architecture of the current model stands.
+
+        It is written with a state, when ``dump_model_architecture`` is on, and never again. None
+        if the current hash has none.
+        """
+        archive, hash = self._archive(), self.current_exp_hash
+        if archive is None or hash is None or hash not in archive:
+            return None
+        path = layout.architecture_path(layout.split(hash).model)
+        return self._path(path) if archive.document(hash, path) is not None else None
+
+    def _path(self, path: str) -> Place:
+        return answers.below(self.checkpoints_dir, path)
+
+    # -- loading
+
+    def load_checkpoint(
+        self,
+        exp_hash: str,
+        load_model: bool = True,
+        load_weights: bool = True,
+        load_config: bool = False,
+        load_data: bool = True,
+        target_step: int | None = None,
+        force: bool = False,
+    ) -> dict[str, Any]:
+        """Read a state without applying it.
+
+        Parameters
+        ----------
+        exp_hash : str
+            24 hexadecimal characters.
+        load_model, load_weights, load_config, load_data : bool
+            Which components. Configuration and data are read only if they differ from the current
+            ones, or with ``force``; a pickled model only where that is allowed.
+        target_step : int, optional
+            The weights nearest to it, of two equally near ones the higher step; the last saved by
+            default.
+
+        Returns
+        -------
+        dict
+            ``model``, ``weights`` (the file's mapping), ``config``, ``data_state`` (``snapshot``:
+            DataFrame by sample_id and annotation_id), ``rng_state``, ``loaded_components`` (set),
+            ``exp_hash`` and, if there are, ``dataloader_iteration_state``. For a hash that does
+            not exist nothing is loaded.
+
+        Raises
+        ------
+        CorruptObjectError, ObjectNotFoundError, FormatError
+            Something of it is damaged; the message names it.
+        UntrustedPickleError
+            A file would run code when read.
+        """
+        archive = self._archive()
+        if archive is None or exp_hash not in archive:
+            return answers.nothing(exp_hash)
+        changed = archive.state(exp_hash).digests.changed(self._session.tracker.digests)
+        wanted = Wanted(
+            load_model,
+            load_weights,
+            load_config and (force or "hp" in changed),
+            load_data and (force or "data" in changed),
+            target_step,
+        )
+        return answers.checkpoint(
+            load(archive, exp_hash, wanted, allow_pickle=self._session.trusts(self._allow_pickle))
+        )
+
+    def load_state(
+        self,
+        exp_hash: str,
+        force: bool = False,
+        load_model: bool = True,
+        load_weights: bool = True,
+        load_config: bool = True,
+        load_data: bool = True,
+        load_logger: bool = True,
+        target_step: int | None = None,
+    ) -> bool:
+        """Go back to a state: what is trained from here descends from it.
+
+        The watched model, optimizer, scheduler, mapping, data and loaders are brought to it, and
+        the random streams. The branch that was current stays as it is; edits that wait are dropped.
+
+        Parameters
+        ----------
+        exp_hash : str
+        force : bool
+            Also components that are current already.
+        load_model, load_weights, load_config, load_data : bool
+            Which components.
+        load_logger : bool
+            Whether curves go on from the loaded step; else they begin anew.
+        target_step : int, optional
+            As for `load_checkpoint`.
+
+        Returns
+        -------
+        bool
+            False for a hash that does not exist: nothing was changed.
+
+        Raises
+        ------
+        InvalidInputError
+            A watched object does not take its part, or cannot be restored exactly.
+        CorruptObjectError, ObjectNotFoundError, FormatError, UntrustedPickleError
+            As for `load_checkpoint`; nothing was changed.
+        """
+        archive = self._archive()
+        if archive is None or exp_hash not in archive:
+            return False
+        session = self._session
+        changed = archive.state(exp_hash).digests.changed(session.tracker.digests)
+        whole = Wanted(
+            False,
+            load_weights,
+            load_config and (force or "hp" in changed),
+            load_data and (force or "data" in changed),
+            target_step,
+        )
+        session.branch(load(archive, exp_hash, whole), curves=load_logger)
+        return True
+
+    def load_latest_checkpoint(
+        self, model: Any = None, exp_hash: str | None = None, **more: Any
+    ) -> dict[str, Any] | None:
+        """The last saved weight file of a hash (the current one) as a mapping; None if none."""
+        hash = exp_hash or self.current_exp_hash
+        if hash is None:
+            return None
+        found: dict[str, Any] | None = self.load_checkpoint(hash, **more)["weights"]
+        if found is not None and model is not None:
+            model.load_state_dict(found["model_state_dict"])
+        return found
+
+    # -- curves
+
+    def log(self, metric: str, value: Any, step: int | None = None, **more: Any) -> None:
+        """Take one point of a curve under the current hash; see `signals.Log.log` for ``more``.
+
+        Raises what went wrong in the background since the last call.
+        """
+        self._session.log(metric, value, step, more)
+
+    def flush_logger_to_disk(self) -> None:
+        """Every row so far into the repository and ``loggers.duckdb``; durable on return."""
+        if self._session.is_open:
+            self._session.background.settle()
+            if ranks.writes():
+                self._session.publish_curves(self._session.records())
+
+    # -- words
+
+    def rename_run(self, exp_hash: str, name: str) -> bool:
+        """Give a run a name; False for an empty name or a hash that does not exist."""
+        return bool(name.strip()) and self._say(exp_hash, RunWords(name=name.strip()))
+
+    def set_run_notes(self, exp_hash: str, notes: str) -> bool:
+        """Keep notes on a run; False for a hash that does not exist."""
+        return self._say(exp_hash, RunWords(notes=notes))
+
+    def _say(self, hash: str, said: RunWords) -> bool:
+        archive = self._archive()
+        if archive is None or hash not in archive:
+            return False
+        if not ranks.writes():
+            return True
+        records = self._session.records()
+        before = words_of(records.repository, records.namespace).get(hash, RunWords())
+        words = RunWords(
+            said.name or before.name, before.notes if said.notes is None else said.notes
+        )
+        set_words(records.repository, records.namespace, hash, words)
+        self._session.exhibit(records).note_words(hash, words)
+        return True
+
+    # -- the end
+
+    def close(self) -> None:
+        """Finish a save under way and flush curves. Closing twice is no error.
+
+        Raises
+        ------
+        CastoreError
+            What a save in the background failed with, if nobody was told yet.
+        """
+        self._session.close()
+
+
+class Saving:
+    """A save under way, as ``save_model_checkpoint(wait=False)`` gives it."""
+
+    def __init__(self, handle: Handle[Done], folder: Place):
+        self._handle, self._folder = handle, folder
+
+    def result(self, timeout: float | None = None) -> Place | None:
+        """The documented file's path once it is durable, or None; raises what went wrong.
+
+        Raises
+        ------
+        TimeoutError
+            It is not done after ``timeout`` seconds.
+        """
+        weights = self._handle.result(timeout).weights
+        return None if weights is None else answers.below(self._folder, weights.path)
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._handle.done()
+
+
+def _content(session: Session, model: Any, config: Any, data: Any) -> Content:
+    """What counts now; -1 leaves a component as it is."""
+    watched = session.watched
+    return session.tracker.rule.content(
+        _chosen(config, lambda: watched.hyperparameters),
+        _chosen(model, lambda: watched.model),
+        _chosen(data, watched.frame),
+    )
+
+
+def _chosen(given: Any, watched: Callable[[], Any]) -> Any:
+    if isinstance(given, int) and given == -1:
+        return None
+    return watched() if given is None else given
+
+
+def _refuse_false(**flags: bool) -> None:
+    for name, value in flags.items():
+        if not value:
+            raise InvalidInputError(
+                f"{name}=False: weights without the state and the manifest entry of their hash"
+                " could not be resumed; leave the parameter out"
+            )
+
+
+def _close_at_exit(manager: weakref.ref[CheckpointManager]) -> None:
+    """A save under way at the interpreter's exit is finished."""
+    found = manager()
+    if found is not None:
+        found.close()

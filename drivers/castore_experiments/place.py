@@ -1,0 +1,217 @@
+"""An opened root: where it is, what it holds, and how it becomes writable.
+
+Opening only reads. The first write makes the repository and ``root.json`` of a fresh root, takes a
+namespace of its own for a copied one, and takes in the files of one that another program wrote.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from castore import (
+    AlreadyExistsError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    Repository,
+    RepositoryNotFoundError,
+)
+from castore_experiments import layout
+from castore_experiments import root as root_
+from castore_experiments.components import CASTORE_1
+from castore_experiments.discover import Discovery, discover
+from castore_experiments.files import Files, open_files
+from castore_experiments.folder import FolderRecords
+from castore_experiments.fork import fork_namespace
+from castore_experiments.importer import import_root
+from castore_experiments.options import Options
+from castore_experiments.records import Archive, Records
+from castore_experiments.root import RootRecord
+
+Report = Callable[[str], None]
+"""Told one line for people, about what was found and done."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a manager takes from outside: credentials, words to people, time, chance."""
+
+    storage_options: dict[str, Any] | None
+    report: Report
+    clock: Callable[[], float]
+    token: Callable[[], str]
+
+
+class Place:
+    """One root, open. `archive` is what it holds; `writable` gives the records to write to.
+
+    Raises
+    ------
+    BackendError, RepositoryNotFoundError, IntegrityError
+        The root or its repository cannot be reached, or another one is in its place.
+    FormatError
+        ``root.json`` or the manifest of a root without one is damaged or newer.
+    """
+
+    def __init__(self, given: str, options: Options, world: World):
+        self.discovery: Discovery = discover(given, world.storage_options)
+        self.options, self._world = options, world
+        self.files: Files = open_files(self.discovery.root, world.storage_options)
+        self.record: RootRecord | None = root_.read_root(self.files)
+        self._records: Records | None = None
+        self._folder: FolderRecords | None = None
+        self._copied = False
+        for line in self.discovery.problems:
+            world.report(line)
+        if self.record is not None:
+            self._open_recorded(self.record)
+        elif self.has_manifest():
+            self._folder = FolderRecords(self.files, world.report)
+        else:
+            self._open_named()
+
+    # -- opening
+
+    def _open_recorded(self, record: RootRecord) -> None:
+        repository = root_.open_repository(self.files, record, self._world.storage_options)
+        self._expect(repository, record)
+        origin = root_.origin(self.files, record, self._world.storage_options)
+        if origin == "moved":
+            self._world.report(f"{self.files.url}: moved here from {record.url}")
+        self._copied = origin == "copied"
+        self._records = Records(repository, record.namespace)
+        self._records.refresh()
+
+    def _expect(self, repository: Repository, record: RootRecord) -> None:
+        """Refuse options that contradict what the root is kept in."""
+        if self.options.namespace not in (None, record.namespace):
+            raise InvalidInputError(
+                f"{self.files.url} is kept in namespace {record.namespace!r}, not"
+                f" {self.options.namespace!r}: leave the option out, or take another root"
+            )
+        if self.options.repository is None:
+            return
+        wanted = Repository.open(
+            self.options.repository, storage_options=self._world.storage_options
+        )
+        if wanted.id != repository.id:
+            raise InvalidInputError(
+                f"{self.files.url} is kept in {repository.url}, not in {wanted.url}: leave the"
+                " option out, or copy the root with 'castore experiments import'"
+            )
+
+    def has_manifest(self) -> bool:
+        """Whether ``manifest.yaml`` stands in the root."""
+        try:
+            self.files.stat(layout.MANIFEST)
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def _open_named(self) -> None:
+        """A fresh root; with a namespace that is there already it goes on from that."""
+        if self.options.namespace is None:
+            return
+        try:
+            repository = Repository.open(
+                self.repository_url, storage_options=self._world.storage_options
+            )
+        except RepositoryNotFoundError:
+            return
+        self._records = Records(repository, self.options.namespace)
+        self._records.refresh()
+
+    @property
+    def repository_url(self) -> str:
+        """Where the repository of a root without a record is, or is to be."""
+        named = self.options.repository or os.environ.get("CASTORE_REPOSITORY")
+        return named or f"{self.files.url.rstrip('/')}/{layout.OWN}"
+
+    # -- what there is
+
+    @property
+    def storage_options(self) -> dict[str, Any] | None:
+        """What was given for the file system."""
+        return self._world.storage_options
+
+    @property
+    def archive(self) -> Archive | None:
+        """What the root holds, None for a fresh one."""
+        return self._records or self._folder
+
+    @property
+    def scheme(self) -> str:
+        """The rule of the root's hashes."""
+        if self.record is not None:
+            return self.record.scheme
+        return self._folder.scheme if self._folder is not None else CASTORE_1
+
+    @property
+    def repository(self) -> Repository | None:
+        """None before a fresh or foreign root's first write."""
+        return self._records.repository if self._records is not None else None
+
+    @property
+    def namespace(self) -> str | None:
+        return self._records.namespace if self._records is not None else None
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether `writable` has nothing more to do."""
+        return self.record is not None and not self._copied and self._folder is None
+
+    # -- the first write
+
+    def writable(self) -> Records:
+        """The records to write to; makes whatever is missing for that. Safe to call again."""
+        if self.record is None:
+            self._make()
+        elif self._copied:
+            self._fork(self.record)
+        assert self._records is not None
+        return self._records
+
+    def _make(self) -> None:
+        repository = self.repository or self._open_or_init()
+        namespace = self.options.namespace or root_.new_namespace(
+            self.files.url, self._world.token()
+        )
+        record = root_.new_record(self.files, repository, namespace, self.scheme)
+        self.record = root_.claim_root(self.files, record)
+        records = Records(repository, self.record.namespace)
+        records.refresh()
+        if self._folder is not None:
+            done = import_root(self._folder, records, self._world.report)
+            self._world.report(f"{self.files.url}: {done} taken into {repository.url}")
+        self._records, self._folder = records, None
+
+    def _open_or_init(self) -> Repository:
+        url, options = self.repository_url, self._world.storage_options
+        try:
+            return Repository.open(url, storage_options=options)
+        except RepositoryNotFoundError:
+            pass
+        try:
+            return Repository.init(url, storage_options=options)
+        except AlreadyExistsError:  # another process was first, or something else lies there
+            return Repository.open(url, storage_options=options)
+
+    def _fork(self, record: RootRecord) -> None:
+        """A namespace of its own for a copied root, with all that the original's held."""
+        assert self._records is not None
+        repository = self._records.repository
+        fresh = root_.new_namespace(self.files.url, self._world.token())
+        self._world.report(
+            f"{self.files.url}: a copy of {record.url}; it goes on in namespace {fresh!r}, forked"
+            f" from {record.namespace!r}"
+        )
+        for suffix in ("", ".signals", ".runs"):
+            fork_namespace(repository, record.namespace + suffix, fresh + suffix)
+        new = root_.new_record(self.files, repository, fresh, record.scheme)
+        new = replace(new, forked_from=record.namespace)
+        self.record = root_.replace_root(self.files, record, new)
+        self._copied = False
+        self._records = Records(repository, self.record.namespace)
+        self._records.refresh()

@@ -1,0 +1,139 @@
+"""One save from its copy in memory to the root's files: commits first, the view after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from castore import Options as StoreOptions
+from castore_experiments.commits import Save, commit_state, commit_weights
+from castore_experiments.components import Content
+from castore_experiments.dump import Instant, state_documents
+from castore_experiments.exhibit import Exhibit
+from castore_experiments.options import Keep, Options
+from castore_experiments.records import Records, State, Weights
+from castore_experiments.retention import Saved, to_forget
+from castore_experiments.versions import hash_of, owner_in
+
+if TYPE_CHECKING:
+    from castore_experiments.weights import Captured
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be written. ``captured`` is None where no weights are; ``content`` is None where
+    the state of the hash is written already.
+    """
+
+    state: State
+    instant: Instant
+    content: Content | None = None
+    captured: Captured | None = None
+    save: Save | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was written: the state as it stands, and the weights."""
+
+    state: State
+    weights: Weights | None = None
+
+
+def carry_out(
+    job: Job, records: Records, exhibit: Exhibit, options: Options, curves: Callable[[], None]
+) -> Done:
+    """Commit weights, then the state they belong to, then bring the root's files after.
+
+    Durable on return. The captured memory is released in any case.
+    """
+    store = StoreOptions(compression=options.compression)
+    job = settle_label(job, records)
+    try:
+        weights = _commit_weights(job, records, exhibit, store)
+    finally:
+        if job.captured is not None:
+            job.captured.release()
+    if job.content is not None and job.state.hash not in records:
+        documents = state_documents(records, job.state, job.content, options, job.instant)
+        commit_state(records, job.state, documents, store)
+        exhibit.show_state(job.state.hash)
+        exhibit.note_state(job.state, job.state.experiment_name)
+    elif weights is not None:
+        exhibit.note_weights(weights)
+    curves()
+    if weights is not None:
+        retain(records, exhibit, options, job.state.hash)
+    return Done(job.state, weights)
+
+
+def settle_label(job: Job, records: Records) -> Job:
+    """The job under the label its content has by now: another machine may have taken the one it
+    was given meanwhile. Of two contents with one label the earlier keeps it.
+    """
+    if job.content is None:
+        return job
+    records.refresh()
+    hash = hash_of(job.state.digests, owner_in(records))
+    return job if hash == job.state.hash else replace(job, state=replace(job.state, hash=hash))
+
+
+def _commit_weights(
+    job: Job, records: Records, exhibit: Exhibit, store: StoreOptions
+) -> Weights | None:
+    from castore_experiments.weights import encode
+
+    if job.captured is None or job.save is None:
+        return None
+    data = encode(
+        job.captured,
+        step=job.save.step,
+        exp_hash=job.state.hash,
+        timestamp=job.save.saved,
+        rng_state=job.instant.rng_state,
+        loaders=job.instant.loaders,
+        metadata=job.save.metadata,
+    )
+    weights = commit_weights(records, job.state, job.save, data, store)
+    exhibit.show_weights(weights, data)
+    return weights
+
+
+def retain(records: Records, exhibit: Exhibit, options: Options, hash: str) -> None:
+    """Forget the weights of ``hash`` that the ``keep`` option lets go."""
+    if options.keep is not None:
+        forget_weights(records, exhibit, let_go(records, options.keep, hash))
+
+
+def let_go(records: Records, keep: Keep, hash: str) -> list[Weights]:
+    """The weights of ``hash`` that ``keep`` does not keep."""
+    found = {str(w.snapshot): w for w in records.weights(hash)}
+    saved = [Saved(id, w.step, metrics_of(records, w)) for id, w in found.items()]
+    return [found[s.id] for s in to_forget(saved, keep, branch_points(records, hash))]
+
+
+def _forget(records: Records, weights: Weights) -> None:
+    assert weights.snapshot is not None
+    records.repository.forget(weights.snapshot)
+    records.drop(weights.snapshot)
+
+
+def forget_weights(records: Records, exhibit: Exhibit, gone: Sequence[Weights]) -> None:
+    """Forget weights, and take their real files away."""
+    for weights in gone:
+        _forget(records, weights)
+        exhibit.remove(weights)
+
+
+def metrics_of(records: Records, weights: Weights) -> dict[str, float]:
+    """The metrics that were saved with weights."""
+    assert weights.snapshot is not None
+    metrics = records.facts(weights.snapshot).get("metrics", {})
+    return {str(k): float(v) for k, v in metrics.items()} if isinstance(metrics, Mapping) else {}
+
+
+def branch_points(records: Records, hash: str) -> set[int]:
+    """The steps of ``hash`` at which another hash left it."""
+    states = (records.state(h) for h in records.hashes())
+    return {s.step for s in states if s.parent == hash and s.step is not None}

@@ -1,0 +1,385 @@
+"""What a manager does between two calls of its user: opens, resumes, tracks, saves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from castore import InvalidInputError
+from castore_experiments import answers, layout, ranks, rng
+from castore_experiments.background import Background, Handle
+from castore_experiments.canonical import KEPT_OUT
+from castore_experiments.commits import Save
+from castore_experiments.components import Content, Watched, scheme
+from castore_experiments.curves import Journal
+from castore_experiments.dump import Instant
+from castore_experiments.exhibit import Exhibit
+from castore_experiments.manifest import stamp
+from castore_experiments.options import Options, parse_options
+from castore_experiments.place import Place, World
+from castore_experiments.records import Archive, Digests, Records, State, Weights
+from castore_experiments.resume import DAMAGE, Loaded, Resume, Wanted, newest_whole, write_config
+from castore_experiments.root import Pending, clear_pending, read_pending, write_pending
+from castore_experiments.saving import Done, Job, carry_out
+from castore_experiments.siblings import files_of, sources_at
+from castore_experiments.tracker import Tracker, Update
+from castore_experiments.versions import owner_in
+
+if TYPE_CHECKING:
+    from castore_experiments.signals import Curves
+
+DEFAULT_ROOT = "root_experiment"
+
+
+class Session:
+    """The state of one `CheckpointManager`. Not for several threads at once.
+
+    Parameters
+    ----------
+    given : str or None
+        The root, where it is known already.
+    options : Options
+    world : World
+    wanted : Wanted
+        What resuming restores.
+    """
+
+    def __init__(self, given: str | None, options: Options, world: World, wanted: Wanted):
+        self.given, self.options, self.world, self.wanted = given, options, world, wanted
+        self.watched = Watched()
+        self.background: Background[Done] = Background()
+        self.closed = False
+        self.fresh = True
+        self.damaged = False
+        self.resume: Resume | None = None
+        self._place: Place | None = None
+        self._exhibit: Exhibit | None = None
+        self._buffers: Any = None
+        self._siblings: list[Any] | None = None
+
+    # -- opening
+
+    @property
+    def place(self) -> Place:
+        """The root, opened the first time that it is needed."""
+        if self.closed:
+            raise InvalidInputError("this CheckpointManager is closed: make another one")
+        if self._place is None:
+            self.given = self.given or DEFAULT_ROOT
+            self._place = Place(self.given, self.options, self.world)
+            self.tracker = Tracker(scheme(self._place.scheme))
+            self.journal = Journal(self._place.files, self.world.report, self.world.clock)
+            self._resume_latest(self._place)
+        return self._place
+
+    @property
+    def is_open(self) -> bool:
+        return self._place is not None
+
+    def _resume_latest(self, place: Place) -> None:
+        archive = place.archive
+        latest = archive.latest() if archive is not None else None
+        if archive is None or latest is None:
+            return
+        self.fresh = False
+        self._tell_pending(place)
+        self.go_on(self._newest_readable(archive, latest), strict=False)
+        if place.record is not None and ranks.writes() and not place.has_manifest():
+            self._rebuild()
+
+    def _newest_readable(self, archive: Archive, latest: str) -> Loaded:
+        """The latest hash that can be read; damaged ones are reported and stay."""
+        wanted = replace(self.wanted, model=False, config=True, data=True)
+        wanted = replace(wanted, weights=self.wanted.weights and self.options.load_weights)
+        first: Exception | None = None
+        for hash in [latest, *(h for h in archive.hashes() if h != latest)]:
+            try:
+                return newest_whole(archive, hash, wanted, self.world.report, False)
+            except DAMAGE as e:
+                first, self.damaged = first or e, True
+                self.world.report(f"experiment {hash} is skipped: {e}")
+        assert first is not None
+        raise first
+
+    def _tell_pending(self, place: Place) -> None:
+        pending = read_pending(place.files) if place.record is not None else None
+        if pending is not None:
+            self.world.report(
+                f"changes of {', '.join(pending.changed)} since {pending.since} (hash"
+                f" {pending.hash}) were never written; going on from {pending.base}"
+            )
+
+    def _rebuild(self) -> None:
+        """A deleted ``checkpoints/`` comes back; says how to start afresh."""
+        count = self.exhibit(self.records()).rebuild()
+        self.world.report(
+            f"{self.place.files.url}/{layout.CHECKPOINTS} was gone: {count} experiments are shown"
+            f" again; to start afresh, remove {layout.ROOT} too, or take another root"
+        )
+
+    def go_on(self, loaded: Loaded, strict: bool) -> None:
+        """Make a loaded state the current one, and give its parts to what is watched."""
+        self.tracker.resume(loaded.state, loaded.step)
+        self.journal.fork(self._run_of(loaded), loaded.step if loaded.weights else None)
+        self.resume = Resume(loaded, self.tracker.rule, strict, self.world.report)
+        self.resume.apply(self._given_to())
+
+    def _given_to(self) -> Watched:
+        """What is watched, without what the caller does not want restored."""
+        data = self.watched.data if self.wanted.data and self.options.load_data else None
+        return replace(self.watched, data=data)
+
+    def branch(self, loaded: Loaded, curves: bool) -> None:
+        """Go back to a loaded state; what was pending is dropped."""
+        self.background.settle()
+        if loaded.config is not None:
+            write_config(self.watched, loaded.config, KEPT_OUT)
+        self.go_on(loaded, strict=True)
+        if not curves:
+            self.journal.fork(None, None)
+        if self.place.is_writable and ranks.writes():
+            clear_pending(self.place.files)
+
+    def trusts(self, allowed: bool) -> bool:
+        """Whether pickled architectures may be run: by the caller's word, or its own config."""
+        return allowed or self.options.dump_model_architecture
+
+    def _run_of(self, loaded: Loaded) -> str | None:
+        """The run that wrote the weights, so that its curve goes on."""
+        archive = self._place.archive if self._place else None
+        if loaded.weights is None or loaded.weights.snapshot is None:
+            return loaded.state.run
+        assert isinstance(archive, Records)
+        run = archive.facts(loaded.weights.snapshot).get("run")
+        return run if isinstance(run, str) else None
+
+    # -- watching
+
+    def watch(
+        self,
+        objects: Mapping[str, Any],
+        dataloaders: Mapping[str, Any],
+        root: str | os.PathLike[str] | None,
+    ) -> None:
+        """Follow what is not None; what was resumed is given to it."""
+        config = objects.get("hyperparameters")
+        self._name_root(root, config)
+        if config is not None:
+            self._take_options(config)
+        _ = self.place
+        for name, value in objects.items():
+            if value is not None:
+                setattr(self.watched, name, value)
+        for name, loader in dataloaders.items():
+            from castore_experiments.loaders import watch_loader
+
+            self.watched.loaders[str(name)] = watch_loader(str(name), loader)
+        if self.resume is None:
+            return
+        if config is not None and self.wanted.config and self.resume.loaded.config is not None:
+            write_config(self.watched, self.resume.loaded.config, KEPT_OUT)
+        self.resume.apply(self._given_to())
+
+    def _name_root(
+        self, root: str | os.PathLike[str] | None, config: Mapping[Any, Any] | None
+    ) -> None:
+        """Constructor, then `watch`, then configuration; two that differ are an error."""
+        named = [os.fspath(root)] if root is not None else []
+        if config is not None and config.get("root_log_dir") is not None:
+            named.append(os.fspath(config["root_log_dir"]))
+        for url in named:
+            if self.given is None:
+                self.given = url
+            elif not answers.same_place(self.given, url):
+                raise InvalidInputError(
+                    f"root_log_dir: {url!r} is not {self.given!r}, which this manager was given"
+                    " before: one manager has one root"
+                )
+
+    def _take_options(self, config: Mapping[Any, Any]) -> None:
+        options = parse_options(config.get("checkpoint_manager"), self.options)
+        before = (self.options.repository, self.options.namespace)
+        if self._place is not None and (options.repository, options.namespace) != before:
+            raise InvalidInputError(
+                "checkpoint_manager.repository and .namespace say where a root is kept: give them"
+                " to the constructor, or use CheckpointManager.from_config"
+            )
+        self.options = options
+
+    # -- tracking
+
+    def update(self, content: Content, force: bool) -> Update:
+        """Make the hash of ``content`` current; see `Tracker.update`."""
+        archive = self.place.archive
+        self.background.settle()
+        name = (self.watched.hyperparameters or {}).get("experiment_name")
+        template = State(
+            "",
+            Digests(),
+            self.tracker.rule.name,
+            run=self.journal.run,
+            experiment_name=None if name is None else str(name),
+            created=stamp(self.world.clock()),
+        )
+        return self.tracker.update(
+            content,
+            owner_in(archive) if archive is not None else lambda *_: None,
+            lambda hash: archive.state(hash) if archive is not None and hash in archive else None,
+            template,
+            force=force,
+        )
+
+    def remember_pending(self) -> None:
+        """Keep a word of unwritten edits, for whoever opens the root after a crash."""
+        state = self.tracker.state
+        if state is None or not ranks.writes() or not self.options.enable_checkpoints:
+            return
+        self.records()
+        files = self.place.files
+        if not self.tracker.pending:
+            clear_pending(files)
+            return
+        base = self.tracker.written.hash if self.tracker.written else None
+        changed = tuple(sorted(self.tracker.pending))
+        since = stamp(self.world.clock())
+        write_pending(files, Pending(base, state.hash, changed, state.digests.facts(), since))
+
+    # -- saving
+
+    def records(self) -> Records:
+        """The records to write to; the first call makes what the root lacks for that."""
+        return self.place.writable()
+
+    def exhibit(self, records: Records) -> Exhibit:
+        """The root's files; one for as long as the records are the same."""
+        if self._exhibit is None or self._exhibit.records is not records:
+            self._exhibit = Exhibit(
+                self.place.files,
+                records,
+                self.options.materialize,
+                self.world.report,
+                self.world.clock,
+            )
+        return self._exhibit
+
+    def save(
+        self,
+        *,
+        step: int | None,
+        metrics: Mapping[str, float],
+        metadata: Mapping[str, Any] | None,
+        optimizer: bool,
+        weights: bool,
+        model: Any = None,
+    ) -> Handle[Done]:
+        """Copy what is to be saved, and write it behind the caller; `Handle.result` waits."""
+        self.background.settle()
+        records = self.records()
+        tracker = self.tracker
+        assert tracker.state is not None
+        if step is not None:
+            tracker.step = step
+        instant = Instant(
+            stamp(self.world.clock()),
+            rng.capture(),
+            {name: loader.state() for name, loader in self.watched.loaders.items()},
+        )
+        captured = self._capture(model, optimizer) if weights else None
+        job = Job(
+            tracker.state,
+            instant,
+            tracker.content if tracker.state is not tracker.written else None,
+            captured,
+            Save(tracker.step, instant.saved, self.journal.run, metrics, deepcopy(metadata)),
+        )
+        if self.resume is not None:
+            self.resume.begun = True
+        exhibit, options = self.exhibit(records), self.options
+        return self.background.run(lambda: self._carry_out(job, records, exhibit, options))
+
+    def _carry_out(self, job: Job, records: Records, exhibit: Exhibit, options: Options) -> Done:
+        done = carry_out(job, records, exhibit, options, lambda: self.publish_curves(records))
+        self.tracker.state = self.tracker.written = done.state
+        self.tracker.content = Content()
+        clear_pending(self.place.files)
+        return done
+
+    def _capture(self, model: Any, optimizer: bool) -> Any:
+        from castore_experiments.weights import Buffers, capture
+
+        model = self.watched.model if model is None else model
+        if model is None or not self.options.dump_model_state:
+            return None
+        self._buffers = self._buffers or Buffers()
+        with_optimizer = optimizer and self.options.dump_optimizer_state
+        return capture(
+            model,
+            self.watched.optimizer if with_optimizer else None,
+            self.watched.scheduler,
+            buffers=self._buffers,
+        )
+
+    def elsewhere(self, step: int | None) -> Done:
+        """What rank 0 is saving, for the other ranks of a distributed job."""
+        state = self.tracker.state
+        assert state is not None
+        self.tracker.step = self.tracker.step if step is None else step
+        self.tracker.saved()
+        path = layout.weights_path(state.hash, self.tracker.step)
+        return Done(state, Weights(state.hash, self.tracker.step, path, 0))
+
+    # -- curves
+
+    def log(self, metric: str, value: Any, step: int | None, more: Mapping[str, Any]) -> None:
+        """Take a point under the current hash."""
+        _ = self.place
+        if step is not None:
+            self.tracker.step = int(step)
+        if self.resume is not None:
+            self.resume.begun = True
+        if not ranks.writes():
+            return
+        records = self.place.archive if self.place.is_writable else self.records()
+        assert isinstance(records, Records)
+        at = self.tracker.step
+        self.journal.log(
+            records.repository,
+            records.namespace,
+            metric,
+            value,
+            at,
+            **{"hash": self.tracker.hash, **more},
+        )
+
+    def curves(self) -> Curves:
+        """What can be read of the curves of this root and its siblings."""
+        if self._siblings is None:
+            options, report = self.world.storage_options, self.world.report
+            found = (sources_at(u, options, report) for u in self.place.discovery.siblings)
+            self._siblings = [source for sources in found for source in sources]
+        records = self.place.archive
+        if isinstance(records, Records):
+            return self.journal.curves(records.repository, records.namespace, self._siblings)
+        from castore_experiments.signals import Curves
+
+        return Curves([*files_of(self.place.files), *self._siblings])
+
+    def publish_curves(self, records: Records) -> None:
+        """Every row so far into the repository, and the database file after it."""
+        self.journal.publish(records.repository, records.namespace)
+
+    def close(self) -> None:
+        """Finish what is under way; raises what failed. Closing twice is no error."""
+        if self.closed:
+            return
+        try:
+            self.background.settle()
+            if self._place is not None and self.journal.run is not None:
+                self.publish_curves(self.records())
+        finally:
+            if self._place is not None:
+                self.journal.close()
+            self.closed = True

@@ -1,0 +1,431 @@
+"""The two kinds of watches: over the sampler of a plain loader, and over a stateful loader."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from castore import InvalidInputError
+from castore_experiments import samplers, streams
+from castore_experiments.loaders import FORMAT, LoaderWatch
+from castore_experiments.packing import pack, unpack
+from castore_experiments.passes import SUPERSEDED, Pass
+
+
+def watch_of(loader: Any) -> LoaderWatch | None:
+    """The watch that a loader already has."""
+    hook = getattr(loader, "__dict__", {}).get("_get_iterator")
+    return hook.watch() if isinstance(hook, _Hook) else None
+
+
+class _Hook:
+    """Makes a loader's iterators in the place of its method.
+
+    The watch is held weakly: a cycle would leave iterators, and their workers, to the collector.
+    Once the watch is gone the loader is as it was.
+    """
+
+    def __init__(self, watch: SamplerWatch | StatefulWatch):
+        self.watch = weakref.ref(watch)
+        self._loader = weakref.ref(watch.loader)
+
+    def __call__(self) -> Any:
+        watch, loader = self.watch(), self._loader()
+        if watch is not None:
+            return watch.make_iterator()
+        kind: Any = type(loader)
+        return kind._get_iterator(loader)
+
+
+class _Followed(Sampler[Any]):
+    """Stands for the caller's sampler; each pass over it is a `Pass`."""
+
+    def __init__(self, inner: Any, watch: SamplerWatch):
+        self.inner, self._watch = inner, weakref.ref(watch)
+
+    def __iter__(self) -> Iterator[Any]:
+        watch = self._watch()
+        return watch.begin() if watch is not None else iter(self.inner)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("inner", "_watch"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+class SamplerWatch(LoaderWatch):
+    """A plain ``DataLoader``: its position is that of its sampler."""
+
+    def __init__(self, name: str, loader: DataLoader[Any]):
+        super().__init__(name, loader)
+        own = vars(loader)
+        slot = "batch_sampler" if own.get("batch_sampler") is not None else "sampler"
+        found = own[slot]
+        self._sampler = found.inner if isinstance(found, _Followed) else found
+        self._iterators: list[weakref.ref[Any]] = list(_begun(self._sampler))
+        self._kept = own.get("_iterator")
+        followed = _Followed(self._sampler, self)
+        # Not by setattr: the loader refuses that, since it would miss iterators under way.
+        own[slot] = followed
+        own["_get_iterator"] = _Hook(self)
+        if self._kept is not None:
+            self._kept._index_sampler = followed
+        self._epoch = 0
+        self._last: Pass | None = None
+        self._pending: Pass | None = None
+        self._seeded = False
+
+    # -- called by the loader
+
+    def make_iterator(self) -> Any:
+        """An iterator of the loader's own kind: called in the place of its method."""
+        self._arrive()
+        if self._seeded:
+            # The workers of the saved loader had been started: its next epoch draws no seed.
+            self._pending = self.begin()
+            self._pending.prepare(None, streams.now())
+            self._seeded = False
+            unseeded: AbstractContextManager[None] = streams.kept(self._seeds())
+        elif self._pending is not None and self._pending.waiting:
+            unseeded = self._undrawn()
+        else:
+            unseeded = nullcontext()
+        with unseeded:
+            made = type(self.loader)._get_iterator(self.loader)
+        self._iterators = [r for r in self._iterators if r() is not None]
+        self._iterators.append(weakref.ref(made))
+        return made
+
+    @contextmanager
+    def _undrawn(self) -> Iterator[None]:
+        """Within, the seed that a loader's iterator draws when it is made does not count."""
+        with streams.aside({}), streams.kept(self._seeds()):
+            yield
+
+    def _seeds(self) -> list[Any]:
+        """The loader's own generator; not if the sampler uses it, as the pass sees to that."""
+        own = self.loader.generator
+        used = self._pending.generators.values() if self._pending is not None else ()
+        return [] if own is None or any(own is g for g in used) else [own]
+
+    def begin(self) -> Pass:
+        """The pass that the loader's next iterator is to go through."""
+        self._arrive()
+        if self._pending is not None and self._pending.waiting:
+            return self._pending
+        self._pending = None
+        if self._last is not None and self._last.advanced:
+            self._epoch += 1
+        self._last = Pass(self._sampler, self._ahead())
+        return self._last
+
+    def _ahead(self) -> int:
+        return int(self.loader.num_workers * (self.loader.prefetch_factor or 0))
+
+    # -- where it stands
+
+    def _alive(self) -> list[Any]:
+        """Iterators that may yet be asked for a batch, oldest first."""
+        held = [r for r in self._iterators if r() is not None and not self._is_left(r)]
+        found = [it for r in held if (it := r()) is not None]
+        return [it for it in found if not self._is_finished(it)]
+
+    def _is_finished(self, it: Any) -> bool:
+        at = it._sampler_iter
+        if not isinstance(at, Pass):
+            return False
+        if getattr(getattr(it, "_dataset_fetcher", None), "ended", False):
+            return True
+        handed = at.offset + it._num_yielded
+        length = self._length()
+        return (at.exhausted and handed >= at.issued) or (length is not None and handed >= length)
+
+    def _is_left(self, iterator: weakref.ref[Any]) -> bool:
+        """Whether only the loader itself still holds the iterator (of kept workers)."""
+        if vars(self.loader).get("_iterator") is not iterator():
+            return False
+        once = [_Probe()]
+        return _holders(iterator) <= _holders(weakref.ref(once[0]))
+
+    def _length(self) -> int | None:
+        try:
+            return len(self._sampler)
+        except (TypeError, NotImplementedError):
+            return None
+
+    def state(self) -> dict[str, Any]:
+        alive = self._alive()
+        at, handed = self._place(alive)
+        record = at.record(handed) if at is not None else None
+        why = self._why(alive, at)
+        ended = record is None and self._last is not None and self._last.advanced
+        ours = {
+            "format": FORMAT,
+            "kind": "sampler",
+            "exact": not why,
+            "why": why,
+            "epoch": self._epoch + (1 if ended else 0),
+            "batches": record["batches"] if record else 0,
+            "length": self._length(),
+            "drop_last": bool(self.loader.drop_last),
+            "kept_workers": bool(self.loader.persistent_workers),
+            "seeded": self._seeded or vars(self.loader).get("_iterator") is not None,
+            "samplers": samplers.read(self._sampler),
+            "generator": _read_optional(self.loader.generator),
+            "pass": record,
+            "dataset": self._dataset_state(),
+        }
+        samples = record["samples"] if record else 0
+        return {
+            "samples_yielded": samples,
+            "batch_size": self.loader.batch_size,
+            "castore": ours,
+        }
+
+    def _place(self, alive: list[Any]) -> tuple[Pass | None, int]:
+        if alive and isinstance(at := alive[-1]._sampler_iter, Pass) and not at.superseded:
+            return at, at.offset + alive[-1]._num_yielded
+        if self._pending is not None and self._pending.waiting:
+            return self._pending, self._pending.offset
+        return None, 0
+
+    def _why(self, alive: list[Any], at: Pass | None) -> str:
+        if any(not isinstance(it._sampler_iter, Pass) for it in alive):
+            return "a loop over it was begun before it was watched"
+        live = [it._sampler_iter for it in alive if not it._sampler_iter.superseded]
+        if any(p is not self._last for p in live):
+            return "two iterators over it are in use, so that it has no one position"
+        if self.loader.num_workers and not getattr(self.loader, "in_order", True):
+            return "its workers hand out batches in any order (in_order=False)"
+        if isinstance(self.loader.dataset, IterableDataset):
+            return self._why_iterable()
+        return self._why_pass(at) if at is not None else ""
+
+    def _why_iterable(self) -> str:
+        if not samplers.is_stateful(self.loader.dataset):
+            return "its IterableDataset has no state_dict and load_state_dict"
+        if self.loader.num_workers:
+            return (
+                "its IterableDataset is copied to workers, whose position is not to be had from"
+                " torch's DataLoader; torchdata's StatefulDataLoader gives it"
+            )
+        return ""
+
+    def _why_pass(self, at: Pass) -> str:
+        if at.draws_global and self.loader.num_workers:
+            return (
+                "its sampler draws from a global random stream as it goes, ahead of the batches"
+                " handed out; give it a generator of its own"
+            )
+        if at.draws_generators and at.is_shared():
+            return "its sampler draws as it goes from a generator that others draw from as well"
+        return ""
+
+    def _dataset_state(self) -> Any:
+        dataset = self.loader.dataset
+        if self.loader.num_workers or not samplers.is_stateful(dataset):
+            return None
+        return pack(dataset.state_dict(), "state_dict of the data set")
+
+    # -- and there again
+
+    def _refusal(self, state: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+        if ours["kind"] != "sampler":
+            return "it was saved of a loader with a state of its own"
+        if not ours["exact"]:
+            return str(ours["why"])
+        if (ours["dataset"] is not None) != (self._dataset_state() is not None):
+            return "its data set has a state_dict on one side only"
+        if any(not isinstance(it._sampler_iter, Pass) for it in self._alive()):
+            return "a loop over it was begun before it was watched"
+        found = samplers.differences(self._sampler, ours["samplers"])
+        if ours["kept_workers"] != self.loader.persistent_workers:
+            found.append(f"persistent_workers is {self.loader.persistent_workers} now")
+        if ours["pass"] is not None:
+            now = (self.loader.batch_size, self.loader.drop_last, self._length())
+            was = (state["batch_size"], ours["drop_last"], ours["length"])
+            names = ("batch size", "drop_last", "batches of an epoch")
+            found += [
+                f"{n}: {a} now, {b} saved"
+                for n, a, b in zip(names, now, was, strict=True)
+                if a != b
+            ]
+        return "; ".join(found)
+
+    def _apply(self, ours: Mapping[str, Any]) -> None:
+        before = samplers.read(self._sampler)
+        pending: Pass | None = None
+        try:
+            if ours["pass"] is not None:
+                pending = self._skipped(ours["pass"], ours["samplers"])
+            else:
+                samplers.write(self._sampler, ours["samplers"])
+        except BaseException:
+            samplers.write(self._sampler, before)
+            raise
+        if ours["generator"] is not None and self.loader.generator is not None:
+            streams.write(self.loader.generator, ours["generator"])
+        if ours["dataset"] is not None:
+            self.loader.dataset.load_state_dict(unpack(ours["dataset"]))
+        for reference in self._iterators:
+            it = reference()
+            if it is not None and isinstance(it._sampler_iter, Pass):
+                it._sampler_iter.superseded = True
+        # Workers that run already draw none either; without a pass to go on with it matters.
+        self._seeded = ours["seeded"] and pending is None and not vars(self.loader).get("_iterator")
+        self._epoch, self._last, self._pending = int(ours["epoch"]), pending, pending
+
+    def _skipped(self, record: Mapping[str, Any], now: Mapping[str, Any]) -> Pass:
+        at = Pass(self._sampler, self._ahead(), record)
+        at.skip(record)
+        at.prepare(None if record["draws_generators"] else _generators_of(now))
+        return at
+
+
+def _generators_of(read: Mapping[str, Any]) -> dict[str, Any]:
+    """The generator states within `samplers.read`, by dotted place."""
+    return {
+        f"{place}.{name}".lstrip("."): state
+        for place, one in read.items()
+        for name, state in one["generators"].items()
+    }
+
+
+class _Probe:
+    """Something that nobody but one variable holds."""
+
+
+def _holders(reference: weakref.ref[Any]) -> int:
+    return sys.getrefcount(reference())
+
+
+def _begun(sampler: Any) -> Iterator[weakref.ref[Any]]:
+    """Iterators over ``sampler`` that were made before the loader was watched."""
+    for found in gc.get_objects():
+        if issubclass(type(found), _BaseDataLoaderIter) and found._index_sampler is sampler:
+            yield weakref.ref(found)
+
+
+def _read_optional(generator: Any) -> Any:
+    return None if generator is None else streams.read(generator)
+
+
+class _Superseded:
+    """In the place of a sampler's iterator, once the loader's position was restored."""
+
+    def __iter__(self) -> _Superseded:
+        return self
+
+    def __next__(self) -> Any:
+        raise InvalidInputError(SUPERSEDED)
+
+
+class StatefulWatch(LoaderWatch):
+    """A loader with ``state_dict`` and ``load_state_dict`` of its own, such as torchdata's."""
+
+    def __init__(self, name: str, loader: Any):
+        super().__init__(name, loader)
+        self._hooked = callable(getattr(type(loader), "_get_iterator", None))
+        self._restored: dict[str, Any] | None = None
+        if self._hooked:
+            vars(loader)["_get_iterator"] = _Hook(self)
+
+    def make_iterator(self) -> Any:
+        """An iterator of the loader's own kind: called in the place of its method."""
+        resumed = getattr(self.loader, "next_iter_state", None) is not None
+        self._arrive()
+        generators = self._generators()
+        unseeded = streams.aside({}) if resumed else nullcontext()
+        with unseeded, streams.kept(generators.values() if resumed else ()):
+            made = type(self.loader)._get_iterator(self.loader)
+        self._restored = None
+        return made
+
+    def _sampler(self) -> Any:
+        own = getattr(self.loader, "batch_sampler", None)
+        return own if own is not None else getattr(self.loader, "sampler", None)
+
+    def _generators(self) -> dict[str, Any]:
+        found = samplers.generators(self._sampler())
+        if getattr(self.loader, "generator", None) is not None:
+            found["loader"] = self.loader.generator
+        return found
+
+    def state(self) -> dict[str, Any]:
+        if self._restored is not None:
+            return self._restored
+        own, handed, why = self._own()
+        ours = {
+            "format": FORMAT,
+            "kind": "stateful",
+            "exact": not why,
+            "why": why,
+            "batches": handed,
+            "own": own,
+            "generators": {n: streams.read(g) for n, g in self._generators().items()},
+        }
+        size = getattr(self.loader, "batch_size", None)
+        return {
+            "samples_yielded": handed * (size or 1),
+            "batch_size": size,
+            "castore": ours,
+        }
+
+    def _own(self) -> tuple[Any, int, str]:
+        """The loader's own state, packed, the batches handed out, and why it is not exact."""
+        it = getattr(self.loader, "_iterator", None) if self._hooked else None
+        if self._hooked and it is None:
+            # To ask would make an iterator, and draw for it.
+            return {}, 0, ""
+        state, handed = self.loader.state_dict(), int(getattr(it, "_num_yielded", 0))
+        if self._hooked and "_iterator_finished" in state and self._is_over(handed):
+            # After the last batch the next iterator is a new epoch, not an empty rest.
+            state = {**state, "_iterator_finished": True}
+            handed = 0
+        why = ""
+        if getattr(self.loader, "num_workers", 0) and not getattr(self.loader, "in_order", True):
+            why = "its workers hand out batches in any order (in_order=False)"
+        return pack(state, "state_dict of the data loader"), handed, why
+
+    def _is_over(self, handed: int) -> bool:
+        try:
+            return handed >= len(self.loader)
+        except (TypeError, NotImplementedError):
+            return False
+
+    def _refusal(self, state: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+        if ours["kind"] != "stateful":
+            return "it was saved of a loader without a state of its own"
+        if not ours["exact"]:
+            return str(ours["why"])
+        if set(ours["generators"]) != set(self._generators()):
+            return "its samplers have other generators"
+        size = getattr(self.loader, "batch_size", None)
+        return (
+            "" if state["batch_size"] == size else f"batch size {size}, {state['batch_size']} saved"
+        )
+
+    def _apply(self, ours: Mapping[str, Any]) -> None:
+        under_way = getattr(self.loader, "_iterator", None)
+        try:
+            self.loader.load_state_dict(unpack(ours["own"]))
+        except Exception as e:
+            raise InvalidInputError(f"the loader does not take its own state: {e}") from e
+        if self._hooked and under_way is not None:
+            under_way._sampler_iter = _Superseded()
+        for name, generator in self._generators().items():
+            streams.write(generator, ours["generators"][name])
+        if self._hooked and ours["own"]:
+            size = getattr(self.loader, "batch_size", None)
+            samples = ours["batches"] * (size or 1)
+            self._restored = {"samples_yielded": samples, "batch_size": size, "castore": dict(ours)}
