@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     from castore.commit import Options
     from castore.repository import Commit, Repository
     from castore.snapshot import Snapshot, SnapshotName
-    from castore.source import Draft, MemoryFile, disk_file, scan
+    from castore.source import BaseFile, Draft, MemoryFile, disk_file, scan
     from castore.tree import File, Folder, Link, Slice, Tree
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BaseFile": "castore.source",
     "Commit": "castore.repository",
     "Draft": "castore.source",
     "File": "castore.tree",
@@ -59,6 +60,7 @@ _HOMES = {
 __all__ = [
     "AlreadyExistsError",
     "BackendError",
+    "BaseFile",
     "CastoreError",
     "Commit",
     "CorruptObjectError",

@@ -29,6 +29,9 @@ MISSING = ""
 MAX_OBJECT = (64 << 20) + 4096
 """Bytes of the largest thing `create` takes: one blob in its frame, one PutObject."""
 
+MAX_REPLACE = 5 << 30
+"""Bytes of the largest thing `replace` takes, which is also a root's real files: one PutObject."""
+
 _ELEMENT = re.compile(r"[A-Za-z0-9._@+=~-]{1,255}")
 
 

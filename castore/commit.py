@@ -11,15 +11,15 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from castore import bases
+from castore import bases, source
 from castore.cut import PIECE, cut
 from castore.digest import Buffer, digest_of
 from castore.encode import Base, Compression, encode
-from castore.errors import IntegrityError, NotFoundError
+from castore.errors import BackendError, IntegrityError, InvalidInputError, NotFoundError
 from castore.frame import MAX_DEPTH, Header, parse_header
 from castore.objects import ObjectStore
 from castore.source import Source
@@ -102,6 +102,15 @@ class _File:
     result: Future[File] = field(default_factory=Future)
 
 
+def _whole_blobs(base: source.BaseFile) -> Iterator[tuple[str, tuple[Source, int, int]]]:
+    """Where in the base's source each blob lies that fills one slice."""
+    start = 0
+    for slice in base.file.slices:
+        if slice.offset == 0 and slice.length >= PIECE // 256:
+            yield slice.blob, (base.source, start, start + slice.length)
+        start += slice.length
+
+
 class Committer:
     """Stores the sources of one commit.
 
@@ -115,6 +124,8 @@ class Committer:
         Gives the base file the caller named for a path, or None.
     progress : callable
         Told the number of source bytes read, as they are read.
+    at_hand : sequence of source.BaseFile
+        Earlier files whose bytes need not be read from the repository.
     """
 
     def __init__(
@@ -124,9 +135,11 @@ class Committer:
         earlier: Mapping[str, File],
         hint: Callable[[str], File | None],
         progress: Callable[[int], None],
+        at_hand: Sequence[source.BaseFile] = (),
     ):
         self._store, self._options, self._hint, self._progress = store, options, hint, progress
         self._earlier = earlier
+        self._at_hand = {d: place for b in at_hand for d, place in _whole_blobs(b)}
         self._headers: dict[str, Header | None] = {}
         self._present = Present(store)
         self._mine: dict[str, _Blob] = {}
@@ -365,9 +378,21 @@ class Committer:
             content = mine.reread()
             return content if digest_of(content) == digest else None
         try:
-            return self._store.read(digest)
+            return self._near(digest) or self._store.read(digest)
         except (IntegrityError, NotFoundError):
             return None
+
+    def _near(self, digest: str) -> Buffer | None:
+        """Verified content from a source that is at hand."""
+        place = self._at_hand.get(digest)
+        if place is None:
+            return None
+        try:
+            with place[0].open() as reader:
+                content = reader.read(place[1], place[2])
+        except (BackendError, InvalidInputError):
+            return None  # gone or changed meanwhile: the repository has it
+        return content if digest_of(content) == digest else None
 
     def _remember(self, digest: str, content: Buffer) -> None:
         with self._lock:

@@ -39,7 +39,7 @@ from castore.objects import ObjectStore
 from castore.publish import Patience, newest_name, publish_local, publish_remote
 from castore.save import precheck, save
 from castore.snapshot import Snapshot, SnapshotName, check_namespace, parse_name
-from castore.source import Draft, is_within, scan
+from castore.source import BaseFile, Draft, is_within, scan
 from castore.tree import File, Tree
 
 CONFIG = "config.json"
@@ -422,7 +422,9 @@ class Repository:
 class _Hints:
     """The base file the caller named for a path, looked up once."""
 
-    def __init__(self, repository: Repository, base: str | Mapping[str, str | File] | None):
+    def __init__(
+        self, repository: Repository, base: str | Mapping[str, str | File | BaseFile] | None
+    ):
         self._repository, self._base = repository, base
         self._trees: dict[str, Tree | None] = {}
 
@@ -435,6 +437,8 @@ class _Hints:
 
     def __call__(self, path: str) -> File | None:
         text = self._base if isinstance(self._base, str | None) else self._base.get(path)
+        if isinstance(text, BaseFile):
+            return text.file
         if text is None or isinstance(text, File):
             return text
         snapshot, _, at = text.partition(":")

@@ -12,7 +12,7 @@ from castore.errors import FormatError, InvalidInputError
 from castore.frame import MAX_CONTENT
 from castore.objects import ObjectStore, object_name
 from castore.snapshot import Snapshot
-from castore.source import DiskFile, Draft, MemoryFile
+from castore.source import BaseFile, DiskFile, Draft, MemoryFile
 from castore.tree import Entry, File, Link, Tree, build_tree, check_target
 
 
@@ -59,7 +59,9 @@ def save(
     progress: Callable[[int], None],
 ) -> Saved:
     """Store all files of ``draft``, then its tree; see `Committer` for the parameters."""
-    committer = Committer(store, options, earlier, hint, progress)
+    named = draft.base.values() if isinstance(draft.base, Mapping) else ()
+    at_hand = [b for b in named if isinstance(b, BaseFile)]
+    committer = Committer(store, options, earlier, hint, progress, at_hand)
     sources = {p: e for p, e in draft.entries.items() if isinstance(e, DiskFile | MemoryFile)}
     files = committer.store(sources)
     entries: dict[str, Entry] = {

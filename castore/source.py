@@ -115,13 +115,25 @@ SourceEntry: TypeAlias = DiskFile | MemoryFile | File | Link | Folder
 
 
 @dataclass(frozen=True, slots=True)
+class BaseFile:
+    """A `File` of an earlier tree to delta-code against, and a source that has its bytes still.
+
+    What is read from the source is verified; if it is not the file's, the repository is read.
+    """
+
+    file: File
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """A snapshot to be: what a driver hands to `Repository.commit`.
 
     ``entries`` maps the tree's paths to sources; a `File` of an earlier tree of the same
     repository stands for content that is stored already. ``base`` names what to delta-code against where
-    the caller knows: one ``SNAPSHOT[:PATH]`` for everything, or one for each path, where a `File`
-    of an earlier tree will do as well. A wrong base costs bytes, never correctness.
+    the caller knows: one ``SNAPSHOT[:PATH]`` for everything, or one for each path, where a
+    `BaseFile` or a `File` of an earlier tree will do as well. A wrong base costs bytes, never
+    correctness.
     """
 
     entries: Mapping[str, SourceEntry]
@@ -130,7 +142,7 @@ class Draft:
     labels: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     parents: tuple[str, ...] = ()
-    base: str | Mapping[str, str | File] | None = None
+    base: str | Mapping[str, str | File | BaseFile] | None = None
 
 
 def scan(

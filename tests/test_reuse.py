@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from castore import BackendError, ObjectNotFoundError
+from castore import BackendError, BaseFile, Draft, MemoryFile, ObjectNotFoundError
 from castore.check import check
 from castore.objects import object_name
 from castore.tree import File
@@ -51,9 +51,29 @@ def test_a_file_serves_as_a_base(tmp_path: Path) -> None:
     assert contents(repository, far.name) == {"y": data}
 
 
-def test_a_view_of_memory_is_content(tmp_path: Path) -> None:
-    from castore import Draft, MemoryFile
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_base_at_hand_spares_the_repository(tmp_path: Path, changed: bool) -> None:
+    """Its bytes are verified: a source that is not the file any more only costs the reading."""
+    repository = new_repository("local", tmp_path)
+    old = weights()
+    before = safetensors({"w": old})
+    first = repository.commit(draft({"x": before}), namespace="one")
+    reads: list[str] = []
+    store = repository.store
+    read, store.read = store.read, lambda d: reads.append(d) or read(d)  # type: ignore[method-assign,func-returns-value]
+    file = dict(first.tree.files())["x"]
+    at_hand = MemoryFile(bytes(len(before)) if changed else before)
+    after = safetensors({"w": drift(old, 1)})
+    done = repository.commit(
+        draft({"y": after}, base={"y": BaseFile(file, at_hand)}), namespace="two"
+    )
+    big = max(file.slices, key=lambda s: s.length).blob
+    assert (big in reads) is changed
+    assert done.added < 0.8 * len(after)
+    assert contents(repository, done.name) == {"y": after}
 
+
+def test_a_view_of_memory_is_content(tmp_path: Path) -> None:
     repository = new_repository("local", tmp_path)
     data = bytearray(safetensors({"w": weights()}))
     done = repository.commit(Draft({"v": MemoryFile(memoryview(data))}))

@@ -17,12 +17,12 @@ _USERINFO = re.compile(r"//[^/@\s\"']*@")
 _SIGNED = re.compile(r"\?[^\s\"'>]*(?:Signature|X-Amz-|AWSAccessKeyId)[^\s\"'>]*", re.IGNORECASE)
 
 
-def refuse_large(name: str, data: Buffer) -> None:
-    """`InvalidInputError` for more than `MAX_OBJECT` bytes."""
+def refuse_large(name: str, data: Buffer, limit: int = MAX_OBJECT) -> None:
+    """`InvalidInputError` for more than ``limit`` bytes."""
     size = memoryview(data).nbytes
-    if size > MAX_OBJECT:
+    if size > limit:
         raise InvalidInputError(
-            f"{name}: {size} bytes, but one stored object has at most {MAX_OBJECT}: cut it first"
+            f"{name}: {size} bytes, but one stored object has at most {limit}: cut it first"
         )
 
 

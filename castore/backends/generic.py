@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
-from castore.backend import MISSING, ExpiredError, Stat, check_name
+from castore.backend import MAX_REPLACE, MISSING, ExpiredError, Stat, check_name
 from castore.backends._rules import refuse_large, scrub, secrets_in, span, without_secrets
 from castore.backends._thread_lock import Store, store_of
 from castore.digest import Buffer
@@ -165,7 +165,7 @@ class FsspecBackend:
 
     def replace(self, name: str, data: Buffer, if_version: str) -> str:
         check_name(name)
-        refuse_large(name, data)
+        refuse_large(name, data, MAX_REPLACE)
         with self._store.writing, self._told("write"):
             try:
                 current = self.stat(name).version

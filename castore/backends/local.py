@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from castore.backend import MISSING, ExpiredError, Stat, check_name
+from castore.backend import MAX_REPLACE, MISSING, ExpiredError, Stat, check_name
 from castore.backends._folder_lock import folder_lock, lock_file, locks_reach
 from castore.backends._folder_write import (
     RACES,
@@ -183,7 +183,7 @@ class LocalBackend:
         self._settled |= todo
 
     def replace(self, name: str, data: Buffer, if_version: str) -> str:
-        refuse_large(name, data)
+        refuse_large(name, data, MAX_REPLACE)
         path = self._path(name)
         with self._told("write"), self._replacing():
             try:

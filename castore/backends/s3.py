@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
-from castore.backend import ExpiredError, Stat, UnansweredError, check_name
+from castore.backend import MAX_REPLACE, ExpiredError, Stat, UnansweredError, check_name
 from castore.backends import _s3_errors as errors
 from castore.backends._rules import refuse_large, scrub, secrets_in, span, without_secrets
 from castore.backends._s3_client import Gate, S3Client
@@ -154,7 +154,7 @@ class S3Backend:
         """Nothing to sync: what S3 acknowledges is durable."""
 
     def replace(self, name: str, data: Buffer, if_version: str) -> str:
-        refuse_large(name, data)
+        refuse_large(name, data, MAX_REPLACE)
         condition = {"IfMatch": if_version} if if_version else {"IfNoneMatch": "*"}
         version = self._run(lambda: self._writing(name, lambda: self._put(name, data, condition)))
         if version is None:

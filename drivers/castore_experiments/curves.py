@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from castore_experiments import layout
 from castore_experiments.files import Files
 
 if TYPE_CHECKING:
-    from castore_experiments.signals import Curves, Database, Log
+    from castore_experiments.signals import Curves, Database, Log, Source
 
 Report = Callable[[str], None]
 
@@ -34,6 +34,7 @@ class Journal:
     def __init__(self, files: Files, report: Report, clock: Callable[[], float]):
         self.files, self._report, self._clock = files, report, clock
         self._log: Log | None = None
+        self._source: Source | None = None
         self.parent: str | None = None
         self.step: int | None = None
 
@@ -70,9 +71,16 @@ class Journal:
             namespace,
             folder,
             clock=self._clock,
-            parent=self.parent,
+            parent=self._parent(repository, namespace),
             fork_step=self.step,
         )
+
+    def _parent(self, repository: Repository, namespace: str) -> str | None:
+        """The run that is gone on from; of weights that another program saved, the newest one."""
+        if self.parent is not None or self.step is None:
+            return self.parent
+        newest = self.curves(repository, namespace).newest_run()
+        return newest.id if newest is not None else None
 
     def folder(self, namespace: str) -> Path:
         """Where the last second of rows stands: in a local root, else in the user's state."""
@@ -93,19 +101,25 @@ class Journal:
         """What can be read: this root's rows, live ones too, then those of ``siblings``."""
         from castore_experiments.signals import Curves, Source
 
-        return Curves([Source(repository, namespace), *siblings], live=self._log)
+        # Kept, since it remembers what it has read of the snapshots.
+        if self._source is None or self._source.namespace != namespace:
+            self._source = Source(repository, namespace)
+        return Curves([self._source, *siblings], live=self._log)
 
     def database(self, namespace: str) -> Database:
         """The root's database file; for a remote root a working copy that is put there whole."""
         from castore_experiments.signals import Database
 
-        state = self.folder(namespace) / "loggers.json"
+        state = self.folder(namespace) / "database.json"
         state.parent.mkdir(parents=True, exist_ok=True)
         if self.files.kind == "local":
             path = Path(self.files.url) / layout.CURVES
             path.parent.mkdir(parents=True, exist_ok=True)
             return Database(path, state)
         copy = self.folder(namespace) / "loggers.duckdb"
+        if not copy.exists():  # rows that another program added to it are not to be lost
+            with suppress(ObjectNotFoundError):
+                copy.write_bytes(self.files.get(layout.CURVES))
         return Database(copy, state, lambda data: put(self.files, layout.CURVES, data))
 
     def close(self) -> None:
@@ -129,8 +143,10 @@ def put(files: Files, name: str, data: bytes) -> None:
             continue  # another writer was between: ours comes after
 
 
-def import_curves(files: Files, repository: Repository, namespace: str) -> int:
+def import_curves(files: Files, repository: Repository, namespace: str, report: Report) -> int:
     """Bring the rows of a root's curve files into the repository; gives how many were new.
+
+    What of them could not be read is reported.
 
     Raises
     ------
@@ -142,7 +158,10 @@ def import_curves(files: Files, repository: Repository, namespace: str) -> int:
     with local_copy(files) as folder:
         if folder is None:
             return 0
-        return int(import_signals(repository, namespace, folder).rows)
+        done = import_signals(repository, namespace, folder)
+    for warning in done.warnings:
+        report(warning)
+    return done.rows
 
 
 @contextmanager

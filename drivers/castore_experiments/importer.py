@@ -131,7 +131,7 @@ def _import_curves(
     from castore_experiments.curves import import_curves
 
     try:
-        return import_curves(folder.files, records.repository, records.namespace)
+        return import_curves(folder.files, records.repository, records.namespace, report)
     except FormatError as e:
         done.left += 1
         report(f"curves left out: {e}")

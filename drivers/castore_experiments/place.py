@@ -26,6 +26,7 @@ from castore_experiments.files import Files, open_files
 from castore_experiments.folder import FolderRecords
 from castore_experiments.fork import fork_namespace
 from castore_experiments.importer import import_root
+from castore_experiments.local_files import LocalFiles
 from castore_experiments.options import Options
 from castore_experiments.records import Archive, Records
 from castore_experiments.root import RootRecord
@@ -62,7 +63,7 @@ class Place:
         self.record: RootRecord | None = root_.read_root(self.files)
         self._records: Records | None = None
         self._folder: FolderRecords | None = None
-        self._copied = False
+        self._copied = self._swept = False
         for line in self.discovery.problems:
             world.report(line)
         if self.record is not None:
@@ -170,6 +171,9 @@ class Place:
             self._make()
         elif self._copied:
             self._fork(self.record)
+        if isinstance(self.files, LocalFiles) and not self._swept:
+            self.files.sweep(self._world.clock())
+            self._swept = True
         assert self._records is not None
         return self._records
 

@@ -339,9 +339,8 @@ def test_another_program_extends_and_merges_it(
         other.execute(index.format("idx_signals_curve"))
         (top,) = other.execute("SELECT max(seq) FROM signals").fetchone() or (0,)
         names = ", ".join(c.name for c in COLUMNS["signals"])
-        other.execute(
-            f"INSERT INTO signals ({names}) SELECT {names.replace('seq', f'{top} + 1')} FROM signals"
-        )
+        again = names.replace("seq", f"{top} + 1")
+        other.execute(f"INSERT INTO signals ({names}) SELECT {again} FROM signals")
         assert other.execute("SELECT count(*) FROM signals").fetchone() == (2,)
     with duckdb.connect() as winner:
         winner.execute(f"CREATE TABLE signals ({columns})")
