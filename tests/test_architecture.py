@@ -19,7 +19,7 @@ LAYERS = [
     ["digest"],
     ["backend", "document", "state"],
     ["backends", "cutters", "frame", "snapshot", "tree"],
-    ["bases", "cut", "encode", "objects", "source"],
+    ["bases", "cut", "encode", "objects", "source", "tensors"],
     ["publish", "write"],
     ["forget", "walk"],
     ["checkout", "commit", "load"],
@@ -95,7 +95,38 @@ def test_only_the_backends_know_storage_libraries(path: Path) -> None:
         assert not STORAGE & {name.split(".")[0] for name in imported(path)}
 
 
-@pytest.mark.parametrize("statement", ["import castore", "import castore.cli"])
+def driver_modules() -> list[Path]:
+    return sorted((ROOT / "drivers").rglob("*.py"))
+
+
+def of_driver(path: Path) -> str:
+    return str(path.relative_to(ROOT / "drivers"))
+
+
+PUBLIC = {
+    *("backend", "backends", "cli", "digest", "document", "errors", "snapshot", "source", "tensors"),
+}
+
+
+@pytest.mark.parametrize("path", driver_modules(), ids=of_driver)
+def test_drivers_use_what_is_public(path: Path) -> None:
+    """Names of ``castore`` itself and of the modules that are made for drivers; no other driver."""
+    own = path.relative_to(ROOT / "drivers").parts[0]
+    for name in imported(path):
+        parts = name.split(".")
+        if parts[0] in DRIVERS:
+            assert parts[0] == own, f"{path} imports another driver: {name}"
+        if parts[0] == "castore":
+            assert not any(p.startswith("_") and p != "__version__" for p in parts), name
+            module = len(parts) > 2 and (PACKAGE / f"{parts[1]}.py").exists()
+            assert not module or parts[1] in PUBLIC, f"{path}: {name} is not made for drivers"
+
+
+HELP = ["import castore", "import castore.cli"]
+HELP += [f"import {d}" for d in sorted(DRIVERS)] + [f"import {d}.cli" for d in sorted(DRIVERS)]
+
+
+@pytest.mark.parametrize("statement", HELP)
 def test_importing_is_cheap(statement: str) -> None:
     code = f"import sys; {statement}; print(*{{n.split('.')[0] for n in sys.modules}})"
     shown = subprocess.run(

@@ -134,11 +134,10 @@ class Catalog:
 
     def _archive(self) -> Archive | None:
         """What the root holds, saves under way included and others' writes seen."""
-        archive = self._session.place.archive
+        place = self._session.place
         self._session.background.settle()
-        if archive is not None:
-            archive.refresh()
-        return archive
+        place.look_again()
+        return place.archive
 
     def get_latest_hash(self) -> str | None:
         """The hash that was current at the last write; None if nothing was written."""

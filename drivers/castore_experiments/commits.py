@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from castore import Draft, File, MemoryFile, Options
+from castore import BaseFile, Draft, File, MemoryFile, Options
+from castore.source import Source
 from castore_experiments.layout import weights_path
 from castore_experiments.records import (
     Records,
@@ -25,7 +26,7 @@ class Save:
     """What is said of weights beside their bytes.
 
     ``saved`` is local ISO time, ``metrics`` what the caller measured, ``run`` the run that made
-    them, ``metadata`` goes into the file.
+    them, ``metadata`` goes into the file, ``imported`` says that another program wrote the file.
     """
 
     step: int
@@ -33,6 +34,7 @@ class Save:
     run: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] | None = None
+    imported: bool = False
 
 
 def commit_weights(
@@ -41,12 +43,14 @@ def commit_weights(
     save: Save,
     data: bytes | memoryview,
     options: Options = Options(),
+    at_hand: Callable[[Weights], Source | None] = lambda _: None,
 ) -> Weights:
     """Commit one weight file; durable on return.
 
-    It is delta-coded against the last weights of its hash, or of the hash that one descends from.
+    It is delta-coded against the last weights of its hash, or of the hash that one descends from;
+    ``at_hand`` may give a source of those, which is quicker to read than the repository.
     """
-    draft = weights_draft(state, save, data, _base(records, state))
+    draft = weights_draft(state, save, data, _base(records, state, at_hand))
     path = weights_path(state.hash, save.step)
     done = records.repository.commit(draft, namespace=records.namespace, options=options)
     records.add(done.name, done.tree)
@@ -54,7 +58,7 @@ def commit_weights(
 
 
 def weights_draft(
-    state: State, save: Save, data: bytes | memoryview, base: File | None = None
+    state: State, save: Save, data: bytes | memoryview, base: File | BaseFile | None = None
 ) -> Draft:
     """A weight file as a snapshot to be."""
     path = weights_path(state.hash, save.step)
@@ -62,7 +66,7 @@ def weights_draft(
         {path: MemoryFile(data)},
         driver=DRIVER,
         key=weights_key(state.hash, save.step),
-        facts=weights_facts(state, save.step, save.saved, save.metrics, save.run),
+        facts=weights_facts(state, save.step, save.saved, save.metrics, save.run, save.imported),
         base={path: base} if base else None,
     )
 
@@ -73,11 +77,14 @@ def state_draft(state: State, documents: Mapping[str, bytes | File]) -> Draft:
     return Draft(entries, driver=DRIVER, key=state_key(state.hash), facts=state.facts())
 
 
-def _base(records: Records, state: State) -> File | None:
+def _base(
+    records: Records, state: State, at_hand: Callable[[Weights], Source | None]
+) -> File | BaseFile | None:
     for hash in (state.hash, state.parent):
-        last = records.all_weights(hash)[:1] if hash else []
-        if last and last[0].snapshot is not None:
-            return records.files(last[0].snapshot).get(last[0].path)
+        last = next(iter(records.all_weights(hash)), None) if hash else None
+        if last is not None:
+            file, source = records.file_of(last), at_hand(last)
+            return file if source is None else BaseFile(file, source)
     return None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from castore import InvalidInputError
 from castore_experiments import canonical
-from castore_experiments.records import Digests
+from castore_experiments.records import Digests, same
 
 if TYPE_CHECKING:
     from castore_experiments.architecture import Description
@@ -83,7 +83,7 @@ class Scheme:
         if now.model is None:
             return Digests(hp, before.model, data), init_step
         model = self.model(now.model, init_step)
-        if before.model and model != before.model:
+        if before.model and not same(model, before.model):
             init_step = step
             model = self.model(now.model, init_step)
         return Digests(hp, model, data), init_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from castore import File, InvalidInputError
@@ -21,12 +21,30 @@ Documents = dict[str, bytes | File]
 class Instant:
     """What holds at the moment of a save, beside weights.
 
-    ``saved`` is local ISO time, ``loaders`` positions by loader.
+    ``saved`` is local ISO time, ``loaders`` positions by loader, ``architecture`` the encoded
+    description of the model of a new state, ``pickled`` the model where that is to be dumped.
     """
 
     saved: str
     rng_state: Mapping[str, Any]
     loaders: Mapping[str, Mapping[str, Any]]
+    architecture: bytes | None = None
+    pickled: bytes | None = None
+
+
+def with_model(now: Instant, model: Any, init_step: int, options: Options) -> Instant:
+    """``now`` with what is kept of the model object, which may change later.
+
+    Raises
+    ------
+    InvalidInputError
+        Its architecture is to be dumped, and it cannot be pickled.
+    """
+    if model is None:
+        return now
+    pickled = _pickle(model) if options.dump_model_architecture else None
+    description = describe(model, init_step).encode()
+    return replace(now, architecture=description, pickled=pickled)
 
 
 def state_documents(
@@ -47,7 +65,7 @@ def state_documents(
     found: Documents = {}
     if options.dump_config_state:
         found.update(_known(records, state, "hp") or _config(content, labels.hp))
-    found.update(_model(records, state, content, options))
+    found.update(_model(records, state, options, now))
     if options.dump_data_state:
         found.update(_known(records, state, "data") or _data(state, content, now))
     return found
@@ -84,17 +102,17 @@ def _config(content: Content, label: str) -> Documents:
     }
 
 
-def _model(records: Records, state: State, content: Content, options: Options) -> Documents:
+def _model(records: Records, state: State, options: Options, now: Instant) -> Documents:
     label = layout.split(state.hash).model
     found: Documents = dict(_known(records, state, "model"))
-    if content.model is not None and ARCHITECTURE not in found:
-        found[ARCHITECTURE] = describe(content.model, state.init_step).encode()
+    if now.architecture is not None and ARCHITECTURE not in found:
+        found[ARCHITECTURE] = now.architecture
     pickled, reference = layout.architecture_path(label), layout.architecture_ref_path(label)
     if not options.dump_model_architecture:
         if pickled in found and reference not in found:
             found[reference] = architecture_ref(label, label, state.hash)
-    elif content.model is not None and pickled not in found:
-        found[pickled] = _pickle(content.model)
+    elif now.pickled is not None and pickled not in found:
+        found[pickled] = now.pickled
     return found
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from castore import File, InvalidInputError, MemoryFile, disk_file
 from castore.digest import Buffer
+from castore.source import Source
 from castore_experiments import layout
 from castore_experiments.documents import OWN_FILES
 from castore_experiments.files import Files
+from castore_experiments.local_files import Staged
 from castore_experiments.manifest import Change, Manifest, entry_of, merge, stamp
 from castore_experiments.manifest_file import ManifestFile
 from castore_experiments.options import Materialize
 from castore_experiments.records import Records, State, Weights
 from castore_experiments.runs import RunWords, words_of
 from castore_experiments.view import Parts, View, wanted_weights
+
+AT_HAND = 256 << 20
+"""Bytes of the largest weight file that is kept in memory until the next save."""
 
 
 class Exhibit:
@@ -37,6 +43,8 @@ class Exhibit:
         )
         self.records, self._report = records, report
         self._shown: dict[str, set[str]] = {}
+        self._last: tuple[Weights, MemoryFile] | None = None
+        self._caught_up = False
         self.view = View(files, self._committed)
         self.manifest = ManifestFile(
             files, lambda: manifest_of(records), report=report, clock=clock
@@ -60,8 +68,10 @@ class Exhibit:
             for files in map(self.records.state_files, self.records.with_folder(path))
         )
 
-    def _write(self, path: str, data: Buffer | Parts, sha256: str | None) -> None:
-        outcome = self.view.write(path, data, sha256)
+    def _write(
+        self, path: str, data: Buffer | Parts, sha256: str | None, staged: Staged | None = None
+    ) -> None:
+        outcome = self.view.write(path, data, sha256, staged)
         if outcome == "kept":
             self._report(
                 f"{path}: holds something that was never committed: it is kept as it is;"
@@ -79,27 +89,84 @@ class Exhibit:
             if path not in OWN_FILES:
                 self._write(path, partial(repository.read_file, file), file.sha256)
 
-    def show_weights(self, weights: Weights, data: Buffer | None = None) -> None:
+    def stage_weights(self, path: str, data: Buffer) -> Staged | None:
+        """Write weights that are to be real beside their name, while they are being committed."""
+        return self.view.stage(path, data) if self._is_wanted(path) else None
+
+    def _is_wanted(self, path: str) -> bool:
+        return path in wanted_weights(self.materialize, path, [path])
+
+    def show_weights(
+        self, weights: Weights, data: Buffer | None = None, staged: Staged | None = None
+    ) -> None:
         """Make ``weights`` real if they are to be, and others not real that need not be."""
-        wanted = wanted_weights(self.materialize, weights.path, [weights.path])
-        if weights.path in wanted:
-            self._write_weights(weights, data)
+        if self._is_wanted(weights.path):
+            self._write_weights(weights, data, staged)
         if self.materialize == "latest":
             self._remove_others(weights.path)
 
-    def _write_weights(self, weights: Weights, data: Buffer | None) -> None:
+    def _write_weights(
+        self, weights: Weights, data: Buffer | None, staged: Staged | None = None
+    ) -> None:
         file = self.records.file_of(weights)
         content = data if data is not None else partial(self.records.repository.read_file, file)
-        self._write(weights.path, content, file.sha256)
+        self._write(weights.path, content, file.sha256, staged)
 
     def _remove_others(self, path: str) -> None:
         for other in self.view.weights():
-            if other != path:
+            if other != path and not self._is_imported(other):
                 self.view.remove(other)
+
+    def _is_imported(self, path: str) -> bool:
+        """Whether another program wrote this weight file, and may look for it."""
+        found = layout.parse(path)
+        if found is None or found.hash is None:
+            return True
+        same = [w for w in self.records.all_weights(found.hash) if w.step == found.step]
+        return any(w.snapshot and self.records.facts(w.snapshot).get("imported") for w in same)
+
+    def at_hand(self, weights: Weights) -> Source | None:
+        """What has the bytes of weights: their real file, or memory where the root has none."""
+        if self._last is not None and self._last[0] == weights:
+            return self._last[1]
+        if self.view.folder is None:
+            return None
+        try:
+            return disk_file(self.view.folder / layout.in_root(weights.path))
+        except InvalidInputError:
+            return None
+
+    def keep_at_hand(self, weights: Weights, data: Buffer) -> None:
+        """Remember weights that are not real and not too large, for the next save to build on."""
+        real = self.view.folder is not None and self._is_wanted(weights.path)
+        self._last = None
+        if not real and len(data) <= AT_HAND:
+            self._last = weights, MemoryFile(bytes(data))
 
     def remove(self, weights: Weights) -> None:
         """Take away the file of weights that were forgotten."""
         self.view.remove(weights.path)
+
+    def withdraw(self, files: Iterable[tuple[str, File]]) -> None:
+        """Take away files that are committed no more; what else has their name comes back."""
+        for path, file in files:
+            self._shown.setdefault(path, set()).add(file.sha256)
+            right = self._still(path)
+            if right is None:
+                self.view.remove(path)
+            else:
+                self._write(path, partial(self.records.repository.read_file, right), right.sha256)
+
+    def _still(self, path: str) -> File | None:
+        """What is to be real under a path by now."""
+        found = layout.parse(path)
+        if found is None or found.kind != "weights":
+            files = map(self.records.state_files, self.records.with_folder(path))
+            return next((f[path] for f in files if path in f), None)
+        if self.materialize != "all" or found.hash is None:
+            return None
+        same = (w for w in self.records.weights(found.hash) if w.step == found.step)
+        return next(map(self.records.file_of, same), None)
 
     # -- everything
 
@@ -134,6 +201,19 @@ class Exhibit:
         """Enter weights that were just saved; their hash is the latest now."""
         self._update(weights.hash, _weights_entry(weights))
 
+    def note_use(self, hash: str) -> None:
+        """Enter a hash that is the latest again."""
+        self._update(hash, {"last_used": stamp(self.records.last_used(hash) / 1e6)})
+
+    def note_withdrawn(self, hash: str) -> None:
+        """Take out a hash that there is no more, or enter the one that still has its name."""
+        if hash not in self.records:
+            self.manifest.update(Change(drop=(hash,)))
+            return
+        state = self.records.state(hash)
+        change = Change({hash: entry(self.records, state, RunWords(state.experiment_name))})
+        self.manifest.update(change)
+
     def note_words(self, hash: str, words: RunWords) -> None:
         """Enter a name and notes."""
         said = {"experiment_name": words.name, "notes": words.notes}
@@ -141,7 +221,21 @@ class Exhibit:
 
     def _update(self, hash: str, update: Mapping[str, Any]) -> None:
         time = self.records.last_used(hash)
-        self.manifest.update(Change({hash: update}, hash, stamp(time / 1e6), time))
+        self._catch_up(self.manifest.update(Change({hash: update}, hash, stamp(time / 1e6), time)))
+
+    def _catch_up(self, there: Manifest) -> None:
+        """Enter, once, what a process that ended early had committed and not entered."""
+        if self._caught_up:
+            return
+        self._caught_up = True
+        for hash in self.records.hashes():
+            found = there.entries.get(hash)
+            newest = next(iter(self.records.weights(hash)), None)
+            name = newest.path.rpartition("/")[2] if newest else None
+            if found is None or found.get("latest_weight_checkpoint") != name:
+                state = self.records.state(hash)
+                update = entry(self.records, state, RunWords(state.experiment_name))
+                self.manifest.update(Change({hash: update}, time=self.records.last_used(hash)))
 
 
 def entry(records: Records, state: State, words: RunWords) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Such a root was written by the public tool, or its ``.castore`` was deleted. It 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from castore_experiments.manifest import Manifest, parse, parse_time
 from castore_experiments.records import COMPONENTS, Digests, State, Weights
 from castore_experiments.resume import read_config, read_data
 
+_TRIES, _PAUSE = 5, 0.2  # of reading the manifest, and seconds between
+
 
 class FolderRecords:
     """The states and weights of a root at ``files``, as of the last `refresh`.
@@ -26,10 +29,25 @@ class FolderRecords:
     files : Files
     report : callable
         Told one line of what was left out and why: a file that is missing or stands in no entry.
+    sleep : callable
+        Waits some seconds. The public tool writes the manifest in place, so one that cannot be read
+        may be under way, and is read a few times more.
+
+    Raises
+    ------
+    FormatError
+        The manifest stays unreadable.
+    ObjectNotFoundError
+        There is none.
     """
 
-    def __init__(self, files: Files, report: Callable[[str], None]):
-        self.files, self._report = files, report
+    def __init__(
+        self,
+        files: Files,
+        report: Callable[[str], None],
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        self.files, self._report, self._sleep = files, report, sleep
         self.manifest = Manifest()
         self._weights: dict[str, list[Weights]] = {}
         self._own: Mapping[str, Any] = {}
@@ -42,8 +60,7 @@ class FolderRecords:
         return next((str(s) for s in said if s), WEIGHTSLAB_2)
 
     def refresh(self) -> None:
-        where = f"{self.files.url}/{layout.MANIFEST}"
-        self.manifest = parse(self.files.get(layout.MANIFEST), where)
+        self.manifest = self._read_manifest()
         self._own = self._state_file()
         self._weights = {}
         for stat in self.files.list(layout.in_root("models")):
@@ -52,6 +69,15 @@ class FolderRecords:
                 self._take(found, stat.name.removeprefix(f"{layout.CHECKPOINTS}/"), stat.modified)
         for hash, entry in self.manifest.entries.items():
             self._order(hash, entry.get("latest_weight_checkpoint"))
+
+    def _read_manifest(self) -> Manifest:
+        where = f"{self.files.url}/{layout.MANIFEST}"
+        for _ in range(_TRIES - 1):
+            try:
+                return parse(self.files.get(layout.MANIFEST), where)
+            except FormatError:
+                self._sleep(_PAUSE)
+        return parse(self.files.get(layout.MANIFEST), where)
 
     def _state_file(self) -> Mapping[str, Any]:
         try:
@@ -110,8 +136,7 @@ class FolderRecords:
         labels = layout.split(hash)
         found = [_digest(known.get(c), getattr(labels, c)) for c in layout.COMPONENTS]
         digests = [self._whole(hash, c, d) for c, d in zip(COMPONENTS, found, strict=True)]
-        mine = self._own.get("current_exp_hash") == hash
-        init = ours.get("init_step", self._own.get("model_init_step", 0) if mine else 0)
+        init = ours.get("init_step", self._init_step(hash))
         return State(
             hash,
             Digests(*digests),
@@ -123,8 +148,25 @@ class FolderRecords:
             created=str(entry.get("created") or ""),
         )
 
+    def _init_step(self, hash: str) -> object:
+        """The step the model of ``hash`` was initialised at.
+
+        The public tool keeps it for the current hash only. A model that is new at a hash starts at
+        the step it was loaded at, under which its first weights are saved.
+        """
+        if self._own.get("current_exp_hash") == hash and "model_init_step" in self._own:
+            return self._own["model_init_step"]
+        first = next(self.with_label("model", layout.split(hash).model))
+        return min((w.step for w in self.weights(first)), default=0)
+
     def with_label(self, component: str, label: str) -> Iterator[str]:
         return (h for h in self.in_order() if getattr(layout.split(h), component) == label)
+
+    def words(self, hash: str) -> tuple[str | None, str | None]:
+        """The name and the notes that the manifest has of a hash."""
+        entry = self.manifest.entries[hash]
+        name, notes = entry.get("experiment_name"), entry.get("notes")
+        return (None if name is None else str(name), str(notes) if notes else None)
 
     def _whole(self, hash: str, component: str, digest: str) -> str:
         """The full digest of a component of which only the label is known, from its file."""

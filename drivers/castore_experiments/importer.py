@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from castore import CastoreError, Draft, FormatError, Options, UntrustedPickleError
+from castore import CastoreError, Draft, FormatError, IntegrityError, Options
 from castore_experiments import canonical
 from castore_experiments.commits import (
     Save,
@@ -24,6 +24,9 @@ from castore_experiments.documents import CONFIG
 from castore_experiments.folder import FolderRecords
 from castore_experiments.layout import config_path, split
 from castore_experiments.records import Records, State, Weights
+from castore_experiments.resume import DAMAGE
+from castore_experiments.runs import RunWords, set_words, words_of
+from castore_experiments.torn import check_whole
 
 
 @dataclass(slots=True)
@@ -52,7 +55,8 @@ def import_root(folder: FolderRecords, records: Records, report: Callable[[str],
     latest = folder.latest()
     for hash in sorted(folder.in_order(), key=lambda h: h == latest):
         _import_hash(folder, records, hash, done, report)
-    if latest is not None and latest in records and records.latest() != latest:
+    new = done.states or done.weights
+    if new and latest is not None and latest in records and records.latest() != latest:
         records.touch(latest)
     done.rows = _import_curves(folder, records, done, report)
     return done
@@ -69,11 +73,11 @@ def drafts(folder: FolderRecords, report: Callable[[str], None]) -> Iterator[Dra
             data = folder.weight_file(weights)
             try:
                 saved = decode(data, weights.path).timestamp
-            except (FormatError, UntrustedPickleError) as e:
+            except DAMAGE as e:
                 report(f"{weights.path}: left out: {e}")
                 continue
-            yield weights_draft(state, Save(weights.step, saved), data)
-        yield state_draft(state, with_typed_config(hash, folder.documents(hash), report))
+            yield weights_draft(state, Save(weights.step, saved, imported=True), data)
+        yield state_draft(state, whole_documents(hash, folder.documents(hash), report)[0])
 
 
 def _import_hash(
@@ -87,13 +91,26 @@ def _import_hash(
     for weights in reversed(folder.weights(hash)):
         try:
             done.weights += _import_weights(folder, records, state, weights)
-        except (FormatError, UntrustedPickleError) as e:
+        except DAMAGE as e:
             done.left += 1
             report(f"{weights.path}: left out: {e}")
-    if hash not in records:
-        documents = with_typed_config(hash, folder.documents(hash), report)
-        commit_state(records, state, documents, Options())
+    whole, left = whole_documents(hash, folder.documents(hash), report)
+    done.left += left
+    there = records.state_files(hash) if hash in records else {}
+    if hash not in records or whole.keys() - there.keys():
+        state = records.state(hash) if hash in records else state
+        commit_state(records, state, {**whole, **there}, Options())
         done.states += 1
+    _import_words(folder, records, hash)
+
+
+def _import_words(folder: FolderRecords, records: Records, hash: str) -> None:
+    """Name and notes, where nobody said others here."""
+    name, notes = folder.words(hash)
+    if not notes and name == records.state(hash).experiment_name:
+        return
+    if hash not in words_of(records.repository, records.namespace):
+        set_words(records.repository, records.namespace, hash, RunWords(name, notes))
 
 
 def _import_weights(folder: FolderRecords, records: Records, state: State, weights: Weights) -> int:
@@ -105,23 +122,30 @@ def _import_weights(folder: FolderRecords, records: Records, state: State, weigh
     known = [w for w in records.all_weights(weights.hash) if w.step == weights.step]
     if any(records.weight_sha256(w) == sha256 for w in known):
         return 0
-    save = Save(weights.step, decode(data, weights.path).timestamp)
+    save = Save(weights.step, decode(data, weights.path).timestamp, imported=True)
     commit_weights(records, state, save, data)
     return 1
 
 
-def with_typed_config(
+def whole_documents(
     hash: str, documents: Mapping[str, bytes], report: Callable[[str], None]
-) -> dict[str, bytes]:
-    """``documents`` with the configuration in its typed form beside the YAML one."""
-    found = dict(documents)
-    path = config_path(split(hash).hp)
-    if path in found and CONFIG not in found:
+) -> tuple[dict[str, bytes], int]:
+    """Those of ``documents`` that can be read, and how many were left out and reported.
+
+    The configuration comes in its typed form, too.
+    """
+    whole = {}
+    for path, data in documents.items():
         try:
-            found[CONFIG] = canonical.encode(canonical.hp_file(found[path], path)[0])
+            check_whole(path, data)
+            whole[path] = data
         except CastoreError as e:
-            report(f"{path}: kept as it is, but not read: {e}")
-    return found
+            report(f"{path}: left out: {e}")
+    left = len(documents) - len(whole)
+    path = config_path(split(hash).hp)
+    if path in whole and CONFIG not in whole:
+        whole[CONFIG] = canonical.encode(canonical.hp_file(whole[path], path)[0])
+    return whole, left
 
 
 def _import_curves(
@@ -132,7 +156,7 @@ def _import_curves(
 
     try:
         return import_curves(folder.files, records.repository, records.namespace, report)
-    except FormatError as e:
+    except (FormatError, IntegrityError) as e:
         done.left += 1
         report(f"curves left out: {e}")
         return 0

@@ -139,7 +139,8 @@ def _ours(name: str, state: Mapping[str, Any]) -> Mapping[str, Any]:
 def watch_loader(name: str, loader: Any) -> LoaderWatch:
     """Follow ``loader``, a torch ``DataLoader`` or torchdata's; the same object stays in use.
 
-    A loader watched before keeps its watch, under the new name. The sampler that the loader uses
+    Hold the watch: once it is gone the loader is as it was. A loader that is watched keeps its
+    watch, under the new name. The sampler that the loader uses
     is wrapped in place; the wrapper has all attributes of the caller's.
 
     Raises

@@ -94,12 +94,28 @@ class LocalFiles:
     def create(self, name: str, data: Data) -> str:
         return self.replace(name, data, MISSING)
 
-    def replace(self, name: str, data: Data, if_version: str) -> str:
+    def stage(self, name: str, data: Data) -> Staged:
+        """Write what is to stand at ``name`` beside it, durably; `replace` gives it the name.
+
+        Its context takes it away again unless it got the name.
+        """
         path = self._path(name)
         with self._told("write"):
             self._make_folder(path.parent)
-            with _Unfinished(path.parent) as file:
+            file = Staged(path.parent)
+            try:
                 file.write(data)
+            except BaseException:
+                file.close()
+                raise
+            return file
+
+    def replace(self, name: str, data: Data | Staged, if_version: str) -> str:
+        path = self._path(name)
+        with self._told("write"):
+            if not isinstance(data, Staged):
+                data = self.stage(name, data)
+            with data as file:
                 if if_version == MISSING:
                     file.link(path)
                 elif self._version(path) == if_version:
@@ -112,13 +128,10 @@ class LocalFiles:
     def put(self, name: str, data: Data) -> str:
         """Store ``data`` whatever stands there; whole, durable; the version."""
         path = self._path(name)
-        with self._told("write"):
-            self._make_folder(path.parent)
-            with _Unfinished(path.parent) as file:
-                file.write(data)
-                file.rename(path)
-                _sync_folder(path.parent)
-                return version_of(os.fstat(file.fd))
+        with self._told("write"), self.stage(name, data) as file:
+            file.rename(path)
+            _sync_folder(path.parent)
+            return version_of(os.fstat(file.fd))
 
     def rename(self, name: str, target: str) -> None:
         """Give a file another name in the same folder, which must be free."""
@@ -211,8 +224,8 @@ class LocalFiles:
         return BackendError(f"{where}: could not {what}: {e.strerror or e}{advice}")
 
 
-class _Unfinished:
-    """A file under a passing name in the folder where it is to stand; gone unless it got a name."""
+class Staged:
+    """A whole file under a passing name, in the folder where it is to stand."""
 
     def __init__(self, folder: Path):
         self._path: Path | None = folder / f"{LEFTOVER}{secrets.token_hex(8)}"
@@ -220,13 +233,20 @@ class _Unfinished:
         with contextlib.suppress(PermissionError):  # a file system without modes
             os.fchmod(self.fd, 0o666 & os.stat(folder).st_mode | 0o600)
 
-    def __enter__(self) -> _Unfinished:
+    def __enter__(self) -> Staged:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self.fd)
+        self.close()
+
+    def close(self) -> None:
+        """Take it away unless it got a name; closing twice is no error."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+            self._path = None
 
     def write(self, data: Data) -> None:
         """Take all of ``data`` and make it durable.

@@ -305,7 +305,7 @@ class CheckpointManager(Catalog):
     def load_checkpoint(
         self,
         exp_hash: str,
-        load_model: bool = True,
+        load_model: bool | None = None,
         load_weights: bool = True,
         load_config: bool = False,
         load_data: bool = True,
@@ -320,7 +320,8 @@ class CheckpointManager(Catalog):
             24 hexadecimal characters.
         load_model, load_weights, load_config, load_data : bool
             Which components. Configuration and data are read only if they differ from the current
-            ones, or with ``force``; a pickled model only where that is allowed.
+            ones, or with ``force``. A pickled model is read by default where that is allowed, and
+            left out elsewhere; True asks for it.
         target_step : int, optional
             The weights nearest to it, of two equally near ones the higher step; the last saved by
             default.
@@ -338,22 +339,21 @@ class CheckpointManager(Catalog):
         CorruptObjectError, ObjectNotFoundError, FormatError
             Something of it is damaged; the message names it.
         UntrustedPickleError
-            A file would run code when read.
+            A file would run code when read, or a pickled model is asked for and not allowed.
         """
         archive = self._archive()
         if archive is None or exp_hash not in archive:
             return answers.nothing(exp_hash)
+        trusted = self._session.trusts(self._allow_pickle)
         changed = archive.state(exp_hash).digests.changed(self._session.tracker.digests)
         wanted = Wanted(
-            load_model,
+            trusted if load_model is None else load_model,
             load_weights,
             load_config and (force or "hp" in changed),
             load_data and (force or "data" in changed),
             target_step,
         )
-        return answers.checkpoint(
-            load(archive, exp_hash, wanted, allow_pickle=self._session.trusts(self._allow_pickle))
-        )
+        return answers.checkpoint(load(archive, exp_hash, wanted, allow_pickle=trusted))
 
     def load_state(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from castore import InvalidInputError
@@ -41,7 +42,7 @@ class Pass:
         self.offset = 0
         self.issued = 0
         self.advanced = self.exhausted = self.superseded = False
-        self.draws_global = self.draws_generators = False
+        self.draws_global = self.draws_generators = self._skipping = False
         self._trail: deque[tuple[str, int]] = deque([(_START, 0)], maxlen=keep + 2)
         self._torch_only = type(sampler).__module__.startswith("torch.utils.data") and all(
             type(s).__module__.startswith("torch.utils.data") for _, s in samplers.chain(sampler)
@@ -109,7 +110,9 @@ class Pass:
         if self._first is not None:
             for name, state in self._first_generators.items():
                 streams.write(self._generators[name], state)
-            with streams.aside(self._first):
+            # While skipping, what comes after draws on from there as well: see `skip`.
+            with streams.aside({}) if not self._skipping else nullcontext():
+                streams.put(self._first)
                 batch = next(self._inner)
         else:
             self._first_generators = self.read_generators()
@@ -176,14 +179,10 @@ class Pass:
         InvalidInputError
             The sampler gives another order than it did, or ends before.
         """
-        for _ in range(saved["batches"]):
-            try:
-                self._advance()
-            except StopIteration:
-                raise InvalidInputError(
-                    f"the sampler ends after {self.issued} batches; {saved['batches']} had been"
-                    " handed out when the position was saved: the data has changed"
-                ) from None
+        self._skipping = True
+        with streams.aside({}):
+            self._skip(saved["batches"])
+        self._skipping = False
         if self._trail[-1][0] != saved["digest"]:
             raise InvalidInputError(
                 f"the sampler does not give the first {saved['batches']} batches in the order in"
@@ -191,6 +190,16 @@ class Pass:
                 " give it state_dict and load_state_dict"
             )
         self.offset = self.issued
+
+    def _skip(self, batches: int) -> None:
+        for _ in range(batches):
+            try:
+                self._advance()
+            except StopIteration:
+                raise InvalidInputError(
+                    f"the sampler ends after {self.issued} batches; {batches} had been handed out"
+                    " when the position was saved: the data has changed"
+                ) from None
 
     def prepare(
         self, generators: Mapping[str, Any] | None, global_: Mapping[str, Any] | None = None

@@ -63,7 +63,7 @@ class Place:
         self.record: RootRecord | None = root_.read_root(self.files)
         self._records: Records | None = None
         self._folder: FolderRecords | None = None
-        self._copied = self._swept = False
+        self._copied = self._moved = self._swept = False
         for line in self.discovery.problems:
             world.report(line)
         if self.record is not None:
@@ -77,26 +77,39 @@ class Place:
 
     def _open_recorded(self, record: RootRecord) -> None:
         repository = root_.open_repository(self.files, record, self._world.storage_options)
-        self._expect(repository, record)
+        self._expect(repository, record, self.options)
         origin = root_.origin(self.files, record, self._world.storage_options)
         if origin == "moved":
             self._world.report(f"{self.files.url}: moved here from {record.url}")
-        self._copied = origin == "copied"
+        self._copied, self._moved = origin == "copied", origin == "moved"
         self._records = Records(repository, record.namespace)
         self._records.refresh()
 
-    def _expect(self, repository: Repository, record: RootRecord) -> None:
+    def expect(self, options: Options) -> bool:
+        """Whether what is open is kept where ``options`` say; False for a root without a record.
+
+        Raises
+        ------
+        InvalidInputError
+            A recorded root is kept elsewhere.
+        """
+        if self.record is None:
+            return False
+        assert self._records is not None
+        self._expect(self._records.repository, self.record, options)
+        return True
+
+    def _expect(self, repository: Repository, record: RootRecord, options: Options) -> None:
         """Refuse options that contradict what the root is kept in."""
-        if self.options.namespace not in (None, record.namespace):
+        # The configuration of a copied root still names the namespace of its original.
+        if options.namespace not in (None, record.namespace, record.forked_from):
             raise InvalidInputError(
                 f"{self.files.url} is kept in namespace {record.namespace!r}, not"
-                f" {self.options.namespace!r}: leave the option out, or take another root"
+                f" {options.namespace!r}: leave the option out, or take another root"
             )
-        if self.options.repository is None:
+        if options.repository is None:
             return
-        wanted = Repository.open(
-            self.options.repository, storage_options=self._world.storage_options
-        )
+        wanted = Repository.open(options.repository, storage_options=self._world.storage_options)
         if wanted.id != repository.id:
             raise InvalidInputError(
                 f"{self.files.url} is kept in {repository.url}, not in {wanted.url}: leave the"
@@ -130,6 +143,16 @@ class Place:
         named = self.options.repository or os.environ.get("CASTORE_REPOSITORY")
         return named or f"{self.files.url.rstrip('/')}/{layout.OWN}"
 
+    def look_again(self) -> None:
+        """See what others wrote meanwhile, also if the root was fresh when it was opened."""
+        if self.record is None:
+            self.record = root_.read_root(self.files)
+            if self.record is not None:
+                self._folder = None
+                self._open_recorded(self.record)
+        if self.archive is not None:
+            self.archive.refresh()
+
     # -- what there is
 
     @property
@@ -161,7 +184,9 @@ class Place:
     @property
     def is_writable(self) -> bool:
         """Whether `writable` has nothing more to do."""
-        return self.record is not None and not self._copied and self._folder is None
+        if self.record is None or self._folder is not None:
+            return False
+        return not self._copied and not self._moved
 
     # -- the first write
 
@@ -171,6 +196,8 @@ class Place:
             self._make()
         elif self._copied:
             self._fork(self.record)
+        elif self._moved:
+            self._settle_down(self.record)
         if isinstance(self.files, LocalFiles) and not self._swept:
             self.files.sweep(self._world.clock())
             self._swept = True
@@ -182,14 +209,25 @@ class Place:
         namespace = self.options.namespace or root_.new_namespace(
             self.files.url, self._world.token()
         )
-        record = root_.new_record(self.files, repository, namespace, self.scheme)
-        self.record = root_.claim_root(self.files, record)
-        records = Records(repository, self.record.namespace)
+        records = Records(repository, namespace)
         records.refresh()
-        if self._folder is not None:
+        if self._folder is not None:  # before the claim: what ends early is begun anew
             done = import_root(self._folder, records, self._world.report)
             self._world.report(f"{self.files.url}: {done} taken into {repository.url}")
-        self._records, self._folder = records, None
+        record = root_.new_record(self.files, repository, namespace, self.scheme)
+        self.record = root_.claim_root(self.files, record)
+        if self.record.namespace != namespace:
+            self._yield_to(self.record, records)
+        else:
+            self._records = records
+        self._folder = None
+
+    def _yield_to(self, record: RootRecord, made: Records) -> None:
+        """Another process claimed the root first: what was imported beside it goes."""
+        for suffix in ("", ".signals"):
+            for name in made.repository.snapshots(made.namespace + suffix):
+                made.repository.forget(name)
+        self._open_recorded(record)
 
     def _open_or_init(self) -> Repository:
         url, options = self.repository_url, self._world.storage_options
@@ -201,6 +239,16 @@ class Place:
             return Repository.init(url, storage_options=options)
         except AlreadyExistsError:  # another process was first, or something else lies there
             return Repository.open(url, storage_options=options)
+
+    def _settle_down(self, record: RootRecord) -> None:
+        """Record where a moved root is now, so that a copy of it can be told from it."""
+        assert self._records is not None
+        here = root_.new_record(
+            self.files, self._records.repository, record.namespace, record.scheme
+        )
+        here = replace(here, forked_from=record.forked_from)
+        self.record = root_.replace_root(self.files, record, here)
+        self._moved = False
 
     def _fork(self, record: RootRecord) -> None:
         """A namespace of its own for a copied root, with all that the original's held."""

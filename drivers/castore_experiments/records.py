@@ -8,6 +8,7 @@ Which is newest is decided by the store's order of snapshots, never by a step or
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -154,17 +155,26 @@ class Archive(Protocol):
 
 
 def weights_facts(
-    state: State, step: int, saved: str, metrics: Mapping[str, float], run: str | None
+    state: State,
+    step: int,
+    saved: str,
+    metrics: Mapping[str, float],
+    run: str | None,
+    imported: bool = False,
 ) -> dict[str, Any]:
-    """What the snapshot of a weight file keeps: whose it is, and the metrics saved with it."""
-    return {
+    """What the snapshot of a weight file keeps: whose it is, and the metrics saved with it.
+
+    A metric that is not finite is kept as text, since JSON has no number for it.
+    """
+    facts = {
         "hash": state.hash,
         "step": step,
         "digests": state.digests.facts(),
-        "metrics": dict(metrics),
+        "metrics": {k: v if math.isfinite(v) else str(v) for k, v in metrics.items()},
         "run": run,
         "saved": saved,
     }
+    return {**facts, "imported": True} if imported else facts
 
 
 def pick(found: Sequence[Weights], target_step: int | None) -> Weights | None:
@@ -309,11 +319,24 @@ class Records:
     def weights(self, hash: str) -> list[Weights]:
         """The weight files of a hash, last saved first."""
         owners = self.claims(hash)
-        found = list(self._held.get(hash, _Held()).weights)
         if len({s.digests for s in owners}) <= 1:
-            return found
-        mine = owners[0].digests.facts()
-        return [w for w in found if w.snapshot and self.facts(w.snapshot).get("digests") == mine]
+            return list(self._held.get(hash, _Held()).weights)
+        return self.weights_of(owners[0])
+
+    def weights_of(self, state: State) -> list[Weights]:
+        """The weight files of one content, last saved first; another may have its label."""
+        held = self._held.get(state.hash, _Held()).weights
+        return [w for w in held if w.snapshot and not self._digests(w).changed(state.digests)]
+
+    def _digests(self, weights: Weights) -> Digests:
+        assert weights.snapshot is not None
+        found = self.facts(weights.snapshot)["digests"]
+        return Digests(*(str(found[n]) for n in COMPONENTS))
+
+    def states_of(self, state: State) -> list[SnapshotName]:
+        """The snapshots of one content's state, the newest first."""
+        held = self._held.get(state.hash, _Held()).states
+        return [n for n in held if self._read_state(n).digests == state.digests]
 
     def all_weights(self, hash: str) -> list[Weights]:
         """The weight files of a hash that has no state yet, too; last saved first."""
@@ -330,7 +353,7 @@ class Records:
 
     def touch(self, hash: str) -> None:
         """Make ``hash`` the latest: its state's document is committed once more."""
-        name = self._state_name(hash)
+        name = self._whole_name(hash)
         self.add(self.repository.republish(self.repository.snapshot(name)))
 
     def facts(self, snapshot: SnapshotName) -> Mapping[str, Any]:
@@ -348,7 +371,14 @@ class Records:
 
     def state_files(self, hash: str) -> dict[str, File]:
         """The files of a hash's state, to stand in another snapshot."""
-        return self.files(self._state_name(hash))
+        return self.files(self._whole_name(hash))
+
+    def _whole_name(self, hash: str) -> SnapshotName:
+        """The owner's newest state: an import may bring files that it first had to leave out."""
+        first = self._state_name(hash)
+        states = self._held[hash].states
+        mine = self.state(hash).digests if len(states) > 1 else None
+        return next((n for n in states if self._read_state(n).digests == mine), first)
 
     def files(self, snapshot: SnapshotName) -> dict[str, File]:
         """The files of a snapshot, to stand in another one."""
@@ -362,6 +392,19 @@ class Records:
             del self._trees[next(iter(self._trees))]
 
     def weight_file(self, weights: Weights) -> bytes:
-        """The bytes of a weight file, verified."""
+        """The bytes of a weight file, verified.
+
+        Raises
+        ------
+        FormatError
+            It is of another content, whose writer ended before that got a label of its own.
+        """
         assert weights.snapshot is not None
+        if weights.hash in self and self._digests(weights).changed(
+            self.state(weights.hash).digests
+        ):
+            raise FormatError(
+                f"{weights.path} in {weights.snapshot} is of another content with the label of"
+                f" {weights.hash}"
+            )
         return self.repository.read(weights.snapshot, weights.path)

@@ -17,7 +17,7 @@ from castore import (
 )
 from castore_experiments import canonical, layout, rng
 from castore_experiments.components import Scheme, Watched
-from castore_experiments.documents import CONFIG, DataDocument, read_architecture_ref
+from castore_experiments.documents import CONFIG, DataDocument, read_architecture_ref, read_object
 from castore_experiments.records import Archive, State, Weights, pick
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def load(
         found.config = read_config(archive, hash)
     if wanted.data:
         found.data, found.document = read_data(archive, hash)
-    if wanted.model and allow_pickle:
-        found.model = read_model(archive, hash)
+    if wanted.model:
+        found.model = read_model(archive, hash, allow_pickle)
     return found
 
 
@@ -139,6 +139,10 @@ def read_data(archive: Archive, hash: str) -> tuple[DataState | None, DataDocume
     rows = archive.document(hash, layout.data_parquet_path(label))
     if rows is not None:
         return DataState.from_parquet(rows, layout.data_parquet_path(label)), document
+    path = layout.data_rows_path(label)
+    rows = archive.document(hash, path)
+    if rows is not None:
+        return read_rows(rows, path), document
     if document is not None and document.inline is not None:
         import pandas as pd
 
@@ -146,7 +150,21 @@ def read_data(archive: Archive, hash: str) -> tuple[DataState | None, DataDocume
     return None, document
 
 
-def read_model(archive: Archive, hash: str) -> Any:
+def read_rows(data: bytes, where: str) -> DataState:
+    """The samples in the JSON that stands in for a parquet file: columns of values by row."""
+    import pandas as pd
+
+    from castore_experiments.samples import DataState
+
+    columns = read_object(data, where)
+    try:
+        table = pd.DataFrame({c: pd.Series(rows) for c, rows in columns.items()})
+    except (TypeError, ValueError) as e:
+        raise FormatError(f"{where}: not a table of columns: {e}") from e
+    return DataState.from_any(table)
+
+
+def read_model(archive: Archive, hash: str, allow_pickle: bool) -> Any:
     """The pickled model of a hash, its reference followed; None if there is none. Runs its code!"""
     label = layout.split(hash).model
     data = _pickled(archive, hash, label)
@@ -160,6 +178,12 @@ def read_model(archive: Archive, hash: str) -> Any:
             raise NotFoundError(
                 f"the architecture of {hash} is referred to {holder}, which no experiment here has"
             )
+    if not allow_pickle:
+        raise UntrustedPickleError(
+            f"the architecture of {hash} is a pickle, which runs whatever code it holds when it is"
+            " read: if you trust who wrote it, give allow_pickle=True, or dump_model_architecture:"
+            " true in your own configuration"
+        )
     return pickle.loads(data)  # noqa: S301  # only where the caller allowed it
 
 
@@ -235,16 +259,36 @@ class Resume:
     def _apply_all(self, watched: Watched) -> Iterator[str]:
         yield from self._apply_weights(watched)
         if watched.data is not None and self.loaded.data is not None and "data" not in self.given:
-            self.loaded.data.apply_to(watched.frame())
+            self._apply_data(watched, self.loaded.data)
             yield "data"
         for name, loader in watched.loaders.items():
             part = f"loader {name}"
             if part in self.given or name not in self.loaded.loaders:
                 continue
-            done = loader.restore(self.loaded.loaders[name], strict=self.strict)
+            position = self.loaded.loaders[name]
+            # The public tool's positions are never exact; it does not restore them either.
+            done = loader.restore(position, strict=self.strict and "castore" in position)
             if not done.exact:
                 self.report(f"data loader {name!r} does not go on exactly: {done.why}")
             yield part
+
+    def _apply_data(self, watched: Watched, data: DataState) -> None:
+        from castore_experiments.samples import DataState
+
+        frame = watched.frame()
+        data.apply_to(frame)
+        if not callable(watched.data):
+            return
+        now = watched.frame()
+        if now is not frame and DataState.from_any(now) != DataState.from_any(frame):
+            raise InvalidInputError(
+                "data: the watched callable gives another object at each call, so that tags and"
+                " discards cannot be restored in it: let it give the live one"
+            )
+
+    def fits(self, watched: Watched) -> bool:
+        """Whether the weights can be given to the watched model."""
+        return self.loaded.file is None or watched.model is None or self._fits(watched.model)
 
     def _apply_weights(self, watched: Watched) -> Iterator[str]:
         from castore_experiments.weights import apply

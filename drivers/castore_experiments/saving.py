@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from castore import Options as StoreOptions
+from castore_experiments.clashes import settle
 from castore_experiments.commits import Save, commit_state, commit_weights
 from castore_experiments.components import Content
 from castore_experiments.dump import Instant, state_documents
 from castore_experiments.exhibit import Exhibit
+from castore_experiments.layout import weights_path
+from castore_experiments.local_files import Staged
 from castore_experiments.options import Keep, Options
 from castore_experiments.records import Records, State, Weights
 from castore_experiments.retention import Saved, to_forget
-from castore_experiments.versions import hash_of, owner_in
 
 if TYPE_CHECKING:
     from castore_experiments.weights import Captured
@@ -23,7 +27,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Job:
     """What is to be written. ``captured`` is None where no weights are; ``content`` is None where
-    the state of the hash is written already.
+    the state of the hash is written already; ``look`` says whether another machine may have given
+    its label to another content meanwhile.
     """
 
     state: State
@@ -31,6 +36,7 @@ class Job:
     content: Content | None = None
     captured: Captured | None = None
     save: Save | None = None
+    look: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,34 +55,50 @@ def carry_out(
     Durable on return. The captured memory is released in any case.
     """
     store = StoreOptions(compression=options.compression)
-    job = settle_label(job, records)
     try:
+        job = settle_label(job, records, exhibit, store)
         weights = _commit_weights(job, records, exhibit, store)
     finally:
         if job.captured is not None:
             job.captured.release()
+    done = Done(job.state, weights)
     if job.content is not None and job.state.hash not in records:
-        documents = state_documents(records, job.state, job.content, options, job.instant)
-        commit_state(records, job.state, documents, store)
-        exhibit.show_state(job.state.hash)
-        exhibit.note_state(job.state, job.state.experiment_name)
+        done = _write_state(job, weights, records, exhibit, options)
     elif weights is not None:
         exhibit.note_weights(weights)
+    elif job.content is not None and records.latest() != job.state.hash:
+        records.touch(job.state.hash)
+        exhibit.note_use(job.state.hash)
     curves()
     if weights is not None:
-        retain(records, exhibit, options, job.state.hash)
-    return Done(job.state, weights)
+        retain(records, exhibit, options, done.state.hash)
+    return done
 
 
-def settle_label(job: Job, records: Records) -> Job:
+def settle_label(job: Job, records: Records, exhibit: Exhibit, store: StoreOptions) -> Job:
     """The job under the label its content has by now: another machine may have taken the one it
     was given meanwhile. Of two contents with one label the earlier keeps it.
     """
-    if job.content is None:
+    if job.content is None and not job.look:
         return job
     records.refresh()
-    hash = hash_of(job.state.digests, owner_in(records))
-    return job if hash == job.state.hash else replace(job, state=replace(job.state, hash=hash))
+    return replace(job, state=settle(records, exhibit, job.state, store))
+
+
+def _write_state(
+    job: Job, weights: Weights | None, records: Records, exhibit: Exhibit, options: Options
+) -> Done:
+    store = StoreOptions(compression=options.compression)
+    assert job.content is not None
+    documents = state_documents(records, job.state, job.content, options, job.instant)
+    commit_state(records, job.state, documents, store)
+    exhibit.show_state(job.state.hash)
+    exhibit.note_state(job.state, job.state.experiment_name)
+    records.refresh()
+    state = settle(records, exhibit, job.state, store)
+    if weights is not None and state.hash != job.state.hash:
+        weights = next(w for w in records.weights(state.hash) if w.step == weights.step)
+    return Done(state, weights)
 
 
 def _commit_weights(
@@ -95,9 +117,21 @@ def _commit_weights(
         loaders=job.instant.loaders,
         metadata=job.save.metadata,
     )
-    weights = commit_weights(records, job.state, job.save, data, store)
-    exhibit.show_weights(weights, data)
+    path = weights_path(job.state.hash, job.save.step)
+    with ThreadPoolExecutor(1) as beside, ExitStack() as staged:
+        file = beside.submit(exhibit.stage_weights, path, data)
+        staged.callback(_discard, file)
+        weights = commit_weights(records, job.state, job.save, data, store, exhibit.at_hand)
+        exhibit.show_weights(weights, data, file.result())
+    if store.compression != "none":
+        exhibit.keep_at_hand(weights, data)
     return weights
+
+
+def _discard(file: Future[Staged | None]) -> None:
+    """Take away what did not get its name, since the commit failed."""
+    if file.exception() is None and (staged := file.result()) is not None:
+        staged.close()
 
 
 def retain(records: Records, exhibit: Exhibit, options: Options, hash: str) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from castore import InvalidInputError
+from castore import BackendError, InvalidInputError
 from castore_experiments import answers, layout, ranks, rng
 from castore_experiments.background import Background, Handle
 from castore_experiments.canonical import KEPT_OUT
 from castore_experiments.commits import Save
 from castore_experiments.components import Content, Watched, scheme
 from castore_experiments.curves import Journal
-from castore_experiments.dump import Instant
+from castore_experiments.dump import Instant, with_model
 from castore_experiments.exhibit import Exhibit
 from castore_experiments.manifest import stamp
 from castore_experiments.options import Options, parse_options
@@ -26,7 +27,7 @@ from castore_experiments.root import Pending, clear_pending, read_pending, write
 from castore_experiments.saving import Done, Job, carry_out
 from castore_experiments.siblings import files_of, sources_at
 from castore_experiments.tracker import Tracker, Update
-from castore_experiments.versions import owner_in
+from castore_experiments.versions import Owner, owner_in
 
 if TYPE_CHECKING:
     from castore_experiments.signals import Curves
@@ -59,6 +60,7 @@ class Session:
         self._exhibit: Exhibit | None = None
         self._buffers: Any = None
         self._siblings: list[Any] | None = None
+        self._settled = False
 
     # -- opening
 
@@ -114,7 +116,11 @@ class Session:
 
     def _rebuild(self) -> None:
         """A deleted ``checkpoints/`` comes back; says how to start afresh."""
-        count = self.exhibit(self.records()).rebuild()
+        try:
+            count = self.exhibit(self.records()).rebuild()
+        except BackendError as e:  # a root that is only to be read
+            self.world.report(f"{layout.CHECKPOINTS} is gone and cannot be made again: {e}")
+            return
         self.world.report(
             f"{self.place.files.url}/{layout.CHECKPOINTS} was gone: {count} experiments are shown"
             f" again; to start afresh, remove {layout.ROOT} too, or take another root"
@@ -135,6 +141,11 @@ class Session:
     def branch(self, loaded: Loaded, curves: bool) -> None:
         """Go back to a loaded state; what was pending is dropped."""
         self.background.settle()
+        if not Resume(loaded, self.tracker.rule, True, self.world.report).fits(self.watched):
+            raise InvalidInputError(
+                f"the watched model is not of the architecture of {loaded.state.hash}: watch one"
+                " that is, or give load_weights=False; nothing was changed"
+            )
         if loaded.config is not None:
             write_config(self.watched, loaded.config, KEPT_OUT)
         self.go_on(loaded, strict=True)
@@ -201,19 +212,23 @@ class Session:
 
     def _take_options(self, config: Mapping[Any, Any]) -> None:
         options = parse_options(config.get("checkpoint_manager"), self.options)
-        before = (self.options.repository, self.options.namespace)
-        if self._place is not None and (options.repository, options.namespace) != before:
+        before, self.options = self.options, options
+        if (options.repository, options.namespace) == (before.repository, before.namespace):
+            return
+        if self._place is None or self._place.expect(options):
+            return
+        if self.tracker.state is not None or self.journal.run is not None:
+            self.options = before
             raise InvalidInputError(
-                "checkpoint_manager.repository and .namespace say where a root is kept: give them"
-                " to the constructor, or use CheckpointManager.from_config"
+                "checkpoint_manager.repository and .namespace say where a root is kept: watch the"
+                " configuration first, or give them to the constructor"
             )
-        self.options = options
+        self._place = None  # nothing is known of it yet: opened again as the options say
 
     # -- tracking
 
     def update(self, content: Content, force: bool) -> Update:
         """Make the hash of ``content`` current; see `Tracker.update`."""
-        archive = self.place.archive
         self.background.settle()
         name = (self.watched.hyperparameters or {}).get("experiment_name")
         template = State(
@@ -224,13 +239,15 @@ class Session:
             experiment_name=None if name is None else str(name),
             created=stamp(self.world.clock()),
         )
-        return self.tracker.update(
-            content,
-            owner_in(archive) if archive is not None else lambda *_: None,
-            lambda hash: archive.state(hash) if archive is not None and hash in archive else None,
-            template,
-            force=force,
-        )
+        return self.tracker.update(content, self._look_up, template, force=force)
+
+    def _look_up(self) -> tuple[Owner, Callable[[str], State | None]]:
+        """Who has which label and which states there are, by now."""
+        self.place.look_again()
+        archive = self.place.archive
+        if archive is None:
+            return lambda *_: None, lambda _: None
+        return owner_in(archive), lambda h: archive.state(h) if h in archive else None
 
     def remember_pending(self) -> None:
         """Keep a word of unwritten edits, for whoever opens the root after a crash."""
@@ -280,25 +297,36 @@ class Session:
         records = self.records()
         tracker = self.tracker
         assert tracker.state is not None
-        if step is not None:
-            tracker.step = step
+        self._take_step(step)
+        content = tracker.content if tracker.state is not tracker.written else None
         instant = Instant(
             stamp(self.world.clock()),
             rng.capture(),
             {name: loader.state() for name, loader in self.watched.loaders.items()},
         )
-        captured = self._capture(model, optimizer) if weights else None
+        if content is not None:
+            instant = with_model(instant, content.model, tracker.state.init_step, self.options)
         job = Job(
             tracker.state,
             instant,
-            tracker.content if tracker.state is not tracker.written else None,
-            captured,
+            content,
+            self._capture(model, optimizer) if weights else None,
             Save(tracker.step, instant.saved, self.journal.run, metrics, deepcopy(metadata)),
+            look=not self._settled,
         )
+        self._settled = content is None
         if self.resume is not None:
             self.resume.begun = True
         exhibit, options = self.exhibit(records), self.options
         return self.background.run(lambda: self._carry_out(job, records, exhibit, options))
+
+    def _take_step(self, step: int | None) -> None:
+        if step is None:
+            return
+        if isinstance(step, SupportsIndex) and not isinstance(step, bool):
+            step = operator.index(step)  # numpy's, too
+        layout.weights_path(layout.NO_SEGMENT * 3, step)  # refuses what is no step
+        self.tracker.step = step
 
     def _carry_out(self, job: Job, records: Records, exhibit: Exhibit, options: Options) -> Done:
         done = carry_out(job, records, exhibit, options, lambda: self.publish_curves(records))
@@ -326,7 +354,7 @@ class Session:
         """What rank 0 is saving, for the other ranks of a distributed job."""
         state = self.tracker.state
         assert state is not None
-        self.tracker.step = self.tracker.step if step is None else step
+        self._take_step(step)
         self.tracker.saved()
         path = layout.weights_path(state.hash, self.tracker.step)
         return Done(state, Weights(state.hash, self.tracker.step, path, 0))

@@ -160,7 +160,9 @@ def _checked(tensor: torch.Tensor, path: str) -> torch.Tensor:
         why = "a quantized tensor: keep its int_repr(), scale and zero point"
     if why:
         raise InvalidInputError(f"{path or '/'}: {why}")
-    return tensor.detach().resolve_conj().resolve_neg()
+    # Thousands of small tensors are common: what needs no change is taken as it is.
+    tensor = tensor.detach() if tensor.requires_grad or kind is not torch.Tensor else tensor
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 # -- which memory
@@ -173,7 +175,7 @@ def _place(found: list[_Found]) -> list[Stored]:
         t = f.tensor
         memory = t.untyped_storage().data_ptr()
         alone = id(f) if not t.numel() or not memory else 0
-        groups.setdefault((str(t.device), memory, t.dtype, alone), []).append(f)
+        groups.setdefault((t.device, memory, t.dtype, alone), []).append(f)
     for group in groups.values():
         _place_group(group)
     slots = (f.slot for f in found)

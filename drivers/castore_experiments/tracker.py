@@ -64,8 +64,7 @@ class Tracker:
     def update(
         self,
         content: Content,
-        owner: Owner,
-        known: Callable[[str], State | None],
+        look_up: Callable[[], tuple[Owner, Callable[[str], State | None]]],
         template: State,
         *,
         force: bool = False,
@@ -75,10 +74,9 @@ class Tracker:
         Parameters
         ----------
         content : Content
-        owner : callable
-            Who has which label; see `versions.label_of`.
-        known : callable
-            The state written under a hash, or None.
+        look_up : callable
+            Asked once something changed: who has which label (see `versions.label_of`), and the
+            state written under a hash, or None.
         template : State
             Time, run and name for a new state.
         force : bool
@@ -89,6 +87,7 @@ class Tracker:
         changed = set(COMPONENTS) if force else digests.changed(self.digests)
         if not changed and self.state is not None:
             return Update(self.state.hash, False, set())
+        owner, known = look_up()
         hash = hash_of(digests, owner)
         before, self.previous = self.state, self.hash if self.hash != hash else self.previous
         found = known(hash)

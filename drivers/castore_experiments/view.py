@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from castore import (
@@ -21,7 +22,7 @@ from castore.backend import MISSING
 from castore.digest import Buffer
 from castore_experiments.files import Files
 from castore_experiments.layout import in_root, parse
-from castore_experiments.local_files import LocalFiles
+from castore_experiments.local_files import LocalFiles, Staged
 from castore_experiments.options import Materialize
 
 Outcome: TypeAlias = Literal["written", "same", "kept", "removed", "missing"]
@@ -46,7 +47,24 @@ class View:
         self._files, self._committed = files, committed
         self._known: dict[str, tuple[str, str]] = {}
 
-    def write(self, path: str, data: Buffer | Parts, sha256: str | None = None) -> Outcome:
+    @property
+    def folder(self) -> Path | None:
+        """The root's folder, None for a remote root."""
+        return Path(self._files.url) if isinstance(self._files, LocalFiles) else None
+
+    def stage(self, path: str, data: Buffer) -> Staged | None:
+        """Write ``data`` beside ``path`` already, for a `write` to come; None on a remote root."""
+        if not isinstance(self._files, LocalFiles):
+            return None
+        return self._files.stage(_name(path), data)
+
+    def write(
+        self,
+        path: str,
+        data: Buffer | Parts,
+        sha256: str | None = None,
+        staged: Staged | None = None,
+    ) -> Outcome:
         """Make ``path`` (relative to ``checkpoints/``) hold ``data``; whole, durable on return.
 
         Parameters
@@ -57,6 +75,8 @@ class View:
             or the file does not get its name.
         sha256 : str
             Of ``data``. May be left out for bytes, and is believed for bytes.
+        staged : Staged, optional
+            ``data`` as `stage` wrote it.
 
         Returns
         -------
@@ -79,14 +99,28 @@ class View:
                 return "same"
             if current is not None and not self._committed(path, current):
                 return "kept"
-            content = _checked(path, data(), wanted) if callable(data) else data
             try:
-                version = self._files.replace(name, content, version)
+                version = self._put(name, path, data, wanted, version, staged)
             except AlreadyExistsError:
+                staged = None
                 continue
             self._known[name] = version, wanted
             return "written"
         raise BackendError(f"{self._files.url}/{name}: another program keeps changing it")
+
+    def _put(
+        self,
+        name: str,
+        path: str,
+        data: Buffer | Parts,
+        wanted: str,
+        version: str,
+        staged: Staged | None,
+    ) -> str:
+        if staged is not None and isinstance(self._files, LocalFiles):
+            return self._files.replace(name, staged, version)
+        content = _checked(path, data(), wanted) if callable(data) else data
+        return self._files.replace(name, content, version)
 
     def remove(self, path: str) -> Outcome:
         """Take ``path`` away: ``removed``, ``missing``, or ``kept`` (never committed)."""

@@ -73,13 +73,12 @@ class SamplerWatch(LoaderWatch):
         found = own[slot]
         self._sampler = found.inner if isinstance(found, _Followed) else found
         self._iterators: list[weakref.ref[Any]] = list(_begun(self._sampler))
-        self._kept = own.get("_iterator")
         followed = _Followed(self._sampler, self)
         # Not by setattr: the loader refuses that, since it would miss iterators under way.
         own[slot] = followed
         own["_get_iterator"] = _Hook(self)
-        if self._kept is not None:
-            self._kept._index_sampler = followed
+        if own.get("_iterator") is not None:
+            own["_iterator"]._index_sampler = followed
         self._epoch = 0
         self._last: Pass | None = None
         self._pending: Pass | None = None
