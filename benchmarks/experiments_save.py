@@ -56,28 +56,24 @@ def saved(state: Any, path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def once(model: Any, optimizer: Any, buffers: Buffers, path: Path) -> dict[str, float]:
+    """Milliseconds of each way, one after the other."""
+    state = {"m": model.state_dict(), "o": optimizer.state_dict(), "r": rng.capture()}
+    head: dict[str, Any] = {"step": 1, "exp_hash": "0" * 24, "timestamp": ""}
+    times = {}
+    times["plain clone"], _ = timed(lambda: cloned([model.state_dict(), optimizer.state_dict()]))
+    times["capture, kept buffers"], kept = timed(lambda: capture(model, optimizer, buffers=buffers))
+    times["encode"], _ = timed(lambda: encode(kept, rng_state=state["r"], **head))
+    kept.release()
+    times["torch.save to memory"], _ = timed(lambda: torch.save(state, io.BytesIO()))
+    times["torch.save + fsync"], _ = timed(lambda: saved(state, path))
+    return times
+
+
 def measure(model: Any, optimizer: Any, rounds: int, path: Path) -> dict[str, list[float]]:
-    """Milliseconds of each way, round by round."""
-    buffers, kept, times = Buffers(), io.BytesIO(), dict[str, list[float]]()
-    for _ in range(rounds + 2):
-        state = {"m": model.state_dict(), "o": optimizer.state_dict(), "r": rng.capture()}
-        ways: dict[str, Callable[[], Any]] = {
-            "plain clone": lambda: cloned([model.state_dict(), optimizer.state_dict()]),
-            "torch.save to memory": lambda: (kept.seek(0), torch.save(state, kept)),
-            "torch.save + fsync": lambda: saved(state, path),
-        }
-        for name, call in ways.items():
-            times.setdefault(name, []).append(timed(call)[0])
-        took, captured = timed(lambda: capture(model, optimizer, buffers=buffers))
-        times.setdefault("capture, kept buffers", []).append(took)
-        head: dict[str, Any] = {"step": 1, "exp_hash": "0" * 24, "timestamp": ""}
-        took, _ = timed(lambda: encode(captured, rng_state=state["r"], **head))
-        times.setdefault("encode", []).append(took)
-        captured.release()
-        took, fresh = timed(lambda: capture(model, optimizer, buffers=Buffers()))
-        times.setdefault("capture, fresh memory", []).append(took)
-        fresh.release()
-    return {name: t[2:] for name, t in times.items()}
+    buffers = Buffers()
+    found = [once(model, optimizer, buffers, path) for _ in range(rounds + 2)][2:]
+    return {name: [times[name] for times in found] for name in found[0]}
 
 
 def main() -> None:

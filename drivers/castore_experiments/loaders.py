@@ -150,10 +150,12 @@ def watch_loader(name: str, loader: Any) -> LoaderWatch:
     """
     from torch.utils.data import DataLoader
 
+    from castore_experiments.hook import watch_of
     from castore_experiments.samplers import is_stateful
-    from castore_experiments.watches import SamplerWatch, StatefulWatch, watch_of
+    from castore_experiments.stateful_watch import StatefulWatch
+    from castore_experiments.watches import SamplerWatch
 
-    known = watch_of(loader)
+    known: LoaderWatch | None = watch_of(loader)
     if known is not None:
         known.name = name
         return known

@@ -2,7 +2,8 @@
 
 Keys as in ``rng_state`` of the documented files: ``python_random``, ``numpy_random``,
 ``torch_rng``, ``torch_cuda_rng``; and ``torch_mps`` where there is such a device. The public tool
-writes three of NumPy's five items and one CUDA device; that is read too.
+reads and writes three of NumPy's five items and one CUDA device: the other two items stand under
+``numpy_gauss``, and its shapes are read too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from castore import FormatError
 
 RESTORED, MISSING, REFUSED = "restored", "missing", "refused"
 _TWISTER = 624
+_GAUSS = "numpy_gauss"  # of the stream numpy_random: the kept half of a pair of normal deviates
 
 Setter: TypeAlias = Callable[[], None]
 
@@ -57,10 +59,12 @@ def capture() -> dict[str, Any]:
     import numpy as np
     import torch
 
-    name, key, place, has_gauss, gauss = np.random.get_state()
+    numpy: Any = np.random.get_state(legacy=True)
+    name, words, place, has_gauss, gauss = numpy
     state = {
         "python_random": random.getstate(),
-        "numpy_random": (str(name), key.tolist(), int(place), int(has_gauss), float(gauss)),
+        "numpy_random": (str(name), words.tolist(), int(place)),
+        _GAUSS: (int(has_gauss), float(gauss)),
         "torch_rng": torch.get_rng_state().tolist(),
     }
     if _has_cuda():
@@ -76,14 +80,12 @@ def to_json(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    listed: Any = getattr(value, "tolist", None)
-    if listed is not None:
-        return listed()
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
-    return value
+    to_list: Any = getattr(value, "tolist", None)
+    return value if to_list is None else to_list()
 
 
 def from_json(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,11 +94,12 @@ def from_json(state: Mapping[str, Any]) -> dict[str, Any]:
     Streams that are malformed stay as they are: `restore` refuses them by name.
     """
     found = dict(state)
-    python, numpy = found.get("python_random"), found.get("numpy_random")
+    python = found.get("python_random")
     if isinstance(python, list):
         found["python_random"] = tuple(tuple(v) if isinstance(v, list) else v for v in python)
-    if isinstance(numpy, list):
-        found["numpy_random"] = tuple(numpy)
+    for key in ("numpy_random", _GAUSS):
+        if isinstance(found.get(key), list):
+            found[key] = tuple(found[key])
     return found
 
 
@@ -121,7 +124,7 @@ def restore(state: Mapping[str, Any] | None, *, strict: bool = True) -> RngRepor
         ``strict``, and a stream is missing or refused: nothing was changed. The message names
         every such stream.
     """
-    given = dict(state or {})
+    given = _joined(state or {})
     streams: dict[str, str] = {}
     reasons: dict[str, str] = {}
     setters: list[Setter] = []
@@ -147,6 +150,15 @@ def restore(state: Mapping[str, Any] | None, *, strict: bool = True) -> RngRepor
     for put in setters:
         put()
     return report
+
+
+def _joined(state: Mapping[str, Any]) -> dict[str, Any]:
+    """``state`` with NumPy's five items in one place."""
+    given = dict(state)
+    gauss, numpy = given.pop(_GAUSS, None), given.get("numpy_random")
+    if isinstance(numpy, list | tuple) and isinstance(gauss, list | tuple) and len(numpy) == 3:
+        given["numpy_random"] = [*numpy, *gauss]
+    return given
 
 
 def _keys(given: Mapping[str, Any]) -> list[str]:

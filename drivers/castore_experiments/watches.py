@@ -1,4 +1,4 @@
-"""The two kinds of watches: over the sampler of a plain loader, and over a stateful loader."""
+"""The watch over a plain loader: its position is that of its sampler."""
 
 from __future__ import annotations
 
@@ -12,36 +12,11 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from castore import InvalidInputError
 from castore_experiments import samplers, streams
+from castore_experiments.hook import Hook
 from castore_experiments.loaders import FORMAT, LoaderWatch
 from castore_experiments.packing import pack, unpack
-from castore_experiments.passes import SUPERSEDED, Pass
-
-
-def watch_of(loader: Any) -> LoaderWatch | None:
-    """The watch that a loader already has."""
-    hook = getattr(loader, "__dict__", {}).get("_get_iterator")
-    return hook.watch() if isinstance(hook, _Hook) else None
-
-
-class _Hook:
-    """Makes a loader's iterators in the place of its method.
-
-    The watch is held weakly: a cycle would leave iterators, and their workers, to the collector.
-    Once the watch is gone the loader is as it was.
-    """
-
-    def __init__(self, watch: SamplerWatch | StatefulWatch):
-        self.watch = weakref.ref(watch)
-        self._loader = weakref.ref(watch.loader)
-
-    def __call__(self) -> Any:
-        watch, loader = self.watch(), self._loader()
-        if watch is not None:
-            return watch.make_iterator()
-        kind: Any = type(loader)
-        return kind._get_iterator(loader)
+from castore_experiments.passes import Pass
 
 
 class _Followed(Sampler[Any]):
@@ -76,7 +51,7 @@ class SamplerWatch(LoaderWatch):
         followed = _Followed(self._sampler, self)
         # Not by setattr: the loader refuses that, since it would miss iterators under way.
         own[slot] = followed
-        own["_get_iterator"] = _Hook(self)
+        own["_get_iterator"] = Hook(self)
         if own.get("_iterator") is not None:
             own["_iterator"]._index_sampler = followed
         self._epoch = 0
@@ -317,114 +292,3 @@ def _begun(sampler: Any) -> Iterator[weakref.ref[Any]]:
 
 def _read_optional(generator: Any) -> Any:
     return None if generator is None else streams.read(generator)
-
-
-class _Superseded:
-    """In the place of a sampler's iterator, once the loader's position was restored."""
-
-    def __iter__(self) -> _Superseded:
-        return self
-
-    def __next__(self) -> Any:
-        raise InvalidInputError(SUPERSEDED)
-
-
-class StatefulWatch(LoaderWatch):
-    """A loader with ``state_dict`` and ``load_state_dict`` of its own, such as torchdata's."""
-
-    def __init__(self, name: str, loader: Any):
-        super().__init__(name, loader)
-        self._hooked = callable(getattr(type(loader), "_get_iterator", None))
-        self._restored: dict[str, Any] | None = None
-        if self._hooked:
-            vars(loader)["_get_iterator"] = _Hook(self)
-
-    def make_iterator(self) -> Any:
-        """An iterator of the loader's own kind: called in the place of its method."""
-        resumed = getattr(self.loader, "next_iter_state", None) is not None
-        self._arrive()
-        generators = self._generators()
-        unseeded = streams.aside({}) if resumed else nullcontext()
-        with unseeded, streams.kept(generators.values() if resumed else ()):
-            made = type(self.loader)._get_iterator(self.loader)
-        self._restored = None
-        return made
-
-    def _sampler(self) -> Any:
-        own = getattr(self.loader, "batch_sampler", None)
-        return own if own is not None else getattr(self.loader, "sampler", None)
-
-    def _generators(self) -> dict[str, Any]:
-        found = samplers.generators(self._sampler())
-        if getattr(self.loader, "generator", None) is not None:
-            found["loader"] = self.loader.generator
-        return found
-
-    def state(self) -> dict[str, Any]:
-        if self._restored is not None:
-            return self._restored
-        own, handed, why = self._own()
-        ours = {
-            "format": FORMAT,
-            "kind": "stateful",
-            "exact": not why,
-            "why": why,
-            "batches": handed,
-            "own": own,
-            "generators": {n: streams.read(g) for n, g in self._generators().items()},
-        }
-        size = getattr(self.loader, "batch_size", None)
-        return {
-            "samples_yielded": handed * (size or 1),
-            "batch_size": size,
-            "castore": ours,
-        }
-
-    def _own(self) -> tuple[Any, int, str]:
-        """The loader's own state, packed, the batches handed out, and why it is not exact."""
-        it = getattr(self.loader, "_iterator", None) if self._hooked else None
-        if self._hooked and it is None:
-            # To ask would make an iterator, and draw for it.
-            return {}, 0, ""
-        state, handed = self.loader.state_dict(), int(getattr(it, "_num_yielded", 0))
-        if self._hooked and "_iterator_finished" in state and self._is_over(handed):
-            # After the last batch the next iterator is a new epoch, not an empty rest.
-            state = {**state, "_iterator_finished": True}
-            handed = 0
-        why = ""
-        if getattr(self.loader, "num_workers", 0) and not getattr(self.loader, "in_order", True):
-            why = "its workers hand out batches in any order (in_order=False)"
-        return pack(state, "state_dict of the data loader"), handed, why
-
-    def _is_over(self, handed: int) -> bool:
-        try:
-            return handed >= len(self.loader)
-        except (TypeError, NotImplementedError):
-            return False
-
-    def _refusal(self, state: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-        if ours["kind"] != "stateful":
-            return "it was saved of a loader without a state of its own"
-        if not ours["exact"]:
-            return str(ours["why"])
-        if set(ours["generators"]) != set(self._generators()):
-            return "its samplers have other generators"
-        size = getattr(self.loader, "batch_size", None)
-        return (
-            "" if state["batch_size"] == size else f"batch size {size}, {state['batch_size']} saved"
-        )
-
-    def _apply(self, ours: Mapping[str, Any]) -> None:
-        under_way = getattr(self.loader, "_iterator", None)
-        try:
-            self.loader.load_state_dict(unpack(ours["own"]))
-        except Exception as e:
-            raise InvalidInputError(f"the loader does not take its own state: {e}") from e
-        if self._hooked and under_way is not None:
-            under_way._sampler_iter = _Superseded()
-        for name, generator in self._generators().items():
-            streams.write(generator, ours["generators"][name])
-        if self._hooked and ours["own"]:
-            size = getattr(self.loader, "batch_size", None)
-            samples = ours["batches"] * (size or 1)
-            self._restored = {"samples_yielded": samples, "batch_size": size, "castore": dict(ours)}

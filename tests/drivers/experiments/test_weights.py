@@ -230,7 +230,9 @@ def test_a_state_of_many_small_tensors_opens_again() -> None:
 
 
 def test_views_cost_what_is_visible() -> None:
-    """CC2: "Stored bytes about equal to the visible elements; identical digest for view and clone"."""
+    """CC2: "Stored bytes about equal to the visible elements; identical digest for view and
+    clone".
+    """
     big = torch.randn(1_000_000)
     for view in (big[:1000], big.chunk(1000)[3], big.narrow(0, 5, 1000), big.view(1000, -1)[:, 1]):
         data = written({"w": view})

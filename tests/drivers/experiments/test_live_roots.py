@@ -1,0 +1,579 @@
+"""A root that lives on: opened, copied, moved, damaged by hand, read by others.
+
+Sentences in quotation marks are DESIGN.md's section "Live roots", or of issue 3.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from castore import (
+    BackendError,
+    IntegrityError,
+    InvalidInputError,
+    Repository,
+    RepositoryNotFoundError,
+)
+from castore_experiments import CheckpointManager
+from castore_experiments.files import open_files
+from castore_experiments.root import ROOT, read_root
+from tests.drivers.experiments.places import KINDS, place
+from tests.drivers.experiments.small import Said, filled, listing, net, opened, read, started
+from tests.drivers.experiments.training import samples
+from tests.test_backend_local import in_child, root_only
+
+
+@pytest.fixture(params=KINDS)
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return place(request.param, request, tmp_path)
+
+
+def namespace(root: str | Path) -> str:
+    record = read_root(open_files(root))
+    assert record is not None
+    return record.namespace
+
+
+# -- opening
+
+
+def look_at_everything(manager: CheckpointManager) -> None:
+    """Every question that a manager answers, and every object watched."""
+    model = net()
+    manager.watch(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data=samples(),
+        dataloaders={"train": torch.utils.data.DataLoader([1, 2, 3])},
+    )
+    for hash in manager.get_all_hashes("last_used") + manager.list_experiment_hashes():
+        manager.load_checkpoint(hash, load_config=True, force=True)
+        manager.get_checkpoint_info(hash)
+    manager.get_hashes_by_component()
+    manager.list_runs()
+    manager.signals("loss")
+    _ = manager.hyperparameters, manager.current_exp_hash, manager.first_time
+    manager.has_pending_changes()
+    manager.get_latest_hash()
+
+
+def test_opening_writes_nothing(root: str) -> None:
+    """'opening such a root ... touches nothing until the first write': nor any other."""
+    with opened(root) as manager:
+        look_at_everything(manager)
+    assert listing(root) == {}
+    assert "://" in root or not os.path.exists(root)
+    started(root).close()
+    before = listing(root)
+    with opened(root) as manager:
+        look_at_everything(manager)
+    assert listing(root) == before
+
+
+def test_what_another_process_wrote_is_seen(root: str) -> None:
+    """Two managers opened on a fresh root: the second sees what the first made of it."""
+    early = opened(root)
+    assert early.get_latest_hash() is None
+    manager = started(root)
+    hash = manager.current_exp_hash
+    assert hash is not None
+    assert early.get_all_hashes() == [hash] == [r["hash"] for r in early.list_runs()]
+    assert filled(early.load_checkpoint(hash)) == 1.0
+    early.watch(model=net(), hyperparameters={"lr": 1.0})
+    assert early.update_experiment_hash() == (hash, False, {"hp", "model"})
+    early.save_model_checkpoint(step=2)
+    assert manager.get_checkpoint_info(hash)["steps"] == [1, 2]
+    manager.close()
+    early.close()
+
+
+def test_pending_edits_are_told_at_reopening(root: str) -> None:
+    """'Pending changes survive a crash: reopening says what was pending and resumes the last
+    written state'."""
+    manager = started(root)
+    written = manager.current_exp_hash
+    config = {"lr": 2.0}
+    manager.watch(hyperparameters=config)
+    pending = manager.update_experiment_hash().hash
+    said = Said()  # the first manager is never closed: its process ended
+    again = opened(root, said)
+    assert again.current_exp_hash == written
+    assert said.has(f"changes of hp since ") and said.has(pending)
+    again.watch(hyperparameters=config)
+    assert again.update_experiment_hash(dump_immediately=True).hash == pending
+    again.close()
+    said.clear()
+    opened(root, said).close()
+    assert not said
+    manager.close()
+
+
+# -- copied and moved
+
+
+def test_a_copied_root_goes_on_in_a_namespace_of_its_own(tmp_path: Path) -> None:
+    """'A root copied with cp -r gets a new namespace, forked from the old one, said aloud; a moved
+    one keeps its own' - also where both lie in one shared repository."""
+    shared = str(tmp_path / "store")
+    Repository.init(shared)
+    first, second = tmp_path / "exp", tmp_path / "copy"
+    started(first, repository=shared).close()
+    shutil.copytree(first, second)
+    said = Said()
+    with opened(second, said, checkpoint_manager={"namespace": namespace(first)}) as copy:
+        copy.watch(model=net(fill=2.0))
+        assert copy.save_model_checkpoint(step=2).parent.is_relative_to(second)  # type: ignore[union-attr]
+        hash = copy.current_exp_hash or ""
+        assert copy.get_checkpoint_info(hash)["steps"] == [1, 2]
+        assert len(copy.signals("loss")) == 1
+    assert said.has(f"a copy of {first}") and said.has(f"forked from {namespace(first)!r}")
+    assert namespace(second) != namespace(first)
+    with opened(first) as original:
+        assert original.get_checkpoint_info(hash)["steps"] == [1]
+    said.clear()
+    with opened(second, said, checkpoint_manager={"namespace": namespace(first)}) as copy:
+        assert filled(copy.load_checkpoint(hash, target_step=1)) == 1.0
+    assert not said
+
+
+def test_a_moved_root_keeps_its_namespace_and_its_hash(tmp_path: Path) -> None:
+    first, moved, copied = (tmp_path / n for n in ("exp", "moved", "copied"))
+    started(first).close()
+    own = namespace(first)
+    first.rename(moved)
+    said = Said()
+    with opened(moved, said) as manager:
+        hash = manager.current_exp_hash
+        manager.watch(model=net(), hyperparameters={"lr": 1.0, "root_log_dir": str(moved)})
+        assert manager.update_experiment_hash() == (hash, False, set())
+        manager.save_model_checkpoint(step=2)
+    assert said.has("moved here from") and namespace(moved) == own
+    said.clear()
+    opened(moved, said).close()
+    assert not said
+    shutil.copytree(moved, copied)  # a copy of what was moved before is still a copy
+    with opened(copied, said) as manager:
+        manager.watch(model=net())
+        manager.save_model_checkpoint(step=3)
+    assert said.has("a copy of") and namespace(copied) != own
+
+
+# -- deleted by hand
+
+
+def delete(root: str, folder: str) -> None:
+    files = open_files(root)
+    for name in [s.name for s in files.list(folder)]:
+        files.delete(name)
+    if "://" not in root:
+        shutil.rmtree(f"{root}/{folder}")
+
+
+def test_a_deleted_checkpoints_folder_is_rebuilt(root: str) -> None:
+    """'A deleted checkpoints/ folder is rebuilt on the next open, with one line that says so and
+    how to start afresh'."""
+    with started(root) as manager:
+        hash = manager.current_exp_hash or ""
+    before = {n: read(root, n) for n in listing(root) if n.startswith("checkpoints/")}
+    delete(root, "checkpoints")
+    said = Said()
+    with opened(root, said) as manager:
+        assert manager.current_exp_hash == hash
+        assert len(manager.signals("loss")) == 1
+        manager.watch(model=net())
+        manager.flush_logger_to_disk()
+    assert len(said) == 1 and said.has("was gone: 1 experiments") and said.has(ROOT)
+    after = {n: read(root, n) for n in listing(root) if n.startswith("checkpoints/")}
+    assert after.keys() == before.keys()
+    derived = ("checkpoints/manifest.yaml", "checkpoints/loggers/loggers.duckdb")
+    assert all(after[n] == before[n] for n in before if n not in derived)
+    entries = [yaml.safe_load(x["checkpoints/manifest.yaml"])["experiments"] for x in (before, after)]
+    assert entries[0].keys() == entries[1].keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_deleted_repository_is_made_again_from_the_files(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """``.castore`` taken away: the root goes on from the files that are there, its labels too."""
+    root = place(kind, request, tmp_path)
+    with started(root, materialize="all") as manager:
+        hash = manager.current_exp_hash or ""
+        digests = manager.get_checkpoint_info(hash)["digests"]
+        manager.save_model_checkpoint(step=5)
+    delete(root, ".castore")
+    before = listing(root)
+    with opened(root) as manager:
+        assert manager.current_exp_hash == hash
+        assert manager.get_checkpoint_info(hash)["steps"] == [1, 5]
+        assert filled(manager.load_checkpoint(hash, target_step=1)) == 1.0
+        assert len(manager.signals("loss")) == 1
+    assert listing(root) == before
+    said = Said()
+    with opened(root, said) as manager:
+        manager.watch(model=net(fill=7.0), hyperparameters={"lr": 1.0})
+        assert manager.update_experiment_hash() == (hash, False, set())
+        manager.save_model_checkpoint(step=7)
+        found = manager.get_checkpoint_info(hash)
+        assert (found["steps"], found["digests"]) == ([1, 5, 7], digests)
+    assert said.has("1 hashes, 2 weight files, 1 rows of curves taken into")
+
+
+def test_a_first_write_that_ended_early_is_begun_anew(tmp_path: Path) -> None:
+    """A process killed while it takes in a root's files leaves a root that still has them all."""
+    root = tmp_path / "exp"
+    with started(root, materialize="all") as manager:
+        hash = manager.current_exp_hash or ""
+        manager.save_model_checkpoint(step=5)
+    shutil.rmtree(root / ".castore")
+    Repository.init(root / ".castore")  # as far as the killed process came
+    with opened(root) as manager:
+        assert manager.get_checkpoint_info(hash)["steps"] == [1, 5]
+        manager.watch(model=net())
+        manager.save_model_checkpoint(step=6)
+        assert manager.get_checkpoint_info(hash)["steps"] == [1, 5, 6]
+
+
+# -- edited by hand
+
+
+@pytest.mark.parametrize("what", ["config", "weights", "foreign"])
+def test_edited_and_foreign_files_are_kept_and_reported(root: str, what: str) -> None:
+    """'A root file is replaced or removed only when its SHA-256 equals a committed file's; an
+    edited or foreign file is kept ... and reported'."""
+    with started(root, materialize="all") as manager:
+        hash = manager.current_exp_hash or ""
+    config = {"lr": 3.0}
+    name = {
+        "config": f"checkpoints/HP/{hash[:8]}/{hash[:8]}_config.yaml",
+        "weights": f"checkpoints/models/{hash[8:16]}/{hash}_step_000001.pt",
+        "foreign": f"checkpoints/models/{hash[8:16]}/{hash}_step_000009.pt",
+    }[what]
+    files = open_files(root)
+    files.delete(name)
+    files.create(name, b"somebody's own")
+    said = Said()
+    with opened(root, said, checkpoint_manager={"materialize": "all"}) as manager:
+        manager.watch(model=net(fill=2.0), hyperparameters={"lr": 1.0})
+        manager.save_model_checkpoint(step=1)
+        manager.save_model_checkpoint(step=9)
+        manager.watch(hyperparameters=config)
+        manager.update_experiment_hash(dump_immediately=True)
+        assert filled(manager.load_checkpoint(hash, target_step=9)) == 2.0
+    assert read(root, name) == b"somebody's own"
+    if what != "config":
+        assert said.has(name.removeprefix("checkpoints/")) and said.has("it is kept as it is")
+    said.clear()
+    with opened(root, said, checkpoint_manager={"materialize": "latest"}) as manager:
+        manager.watch(model=net())
+        manager.save_model_checkpoint(step=10)  # takes other weight files away, but not this one
+    assert read(root, name) == b"somebody's own"
+
+
+def test_weights_that_another_program_wrote_stay_real(tmp_path: Path) -> None:
+    """'goes on in place as the document says (manifest and curves extended, foreign files
+    kept)': that program looks for its files."""
+    root = tmp_path / "exp"
+    with started(root, materialize="all") as manager:
+        manager.save_model_checkpoint(step=2)
+    shutil.rmtree(root / ".castore")
+    theirs = {p: p.read_bytes() for p in root.rglob("*.pt")}
+    with opened(root) as manager:
+        manager.watch(model=net(fill=3.0), hyperparameters={"lr": 1.0})
+        manager.save_model_checkpoint(step=3)
+        path = manager.save_model_checkpoint(step=4)
+    assert {p: p.read_bytes() for p in root.rglob("*.pt") if p != path} == theirs
+    assert len(theirs) == 2
+
+
+# -- out of reach
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@root_only
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_root_that_may_only_be_read(open_folder: Path, gone: bool) -> None:
+    """Opens and reads; writing says what and where."""
+    root = open_folder / "exp"
+    with started(root) as manager:
+        hash = manager.current_exp_hash or ""
+    if gone:
+        shutil.rmtree(root / "checkpoints")
+    before = listing(root)
+
+    def work() -> None:
+        said = Said()
+        with opened(root, said) as manager:
+            assert manager.current_exp_hash == hash
+            assert filled(manager.load_checkpoint(hash)) == 1.0
+            assert len(manager.signals("loss")) == 1
+            assert said.has("cannot be made again") is gone
+            manager.watch(model=net())
+            with pytest.raises(BackendError, match="(?i)permission denied"):
+                manager.save_model_checkpoint(step=2)
+            with pytest.raises(BackendError, match="(?i)permission denied"):
+                manager.log("loss", 1.0, 2)
+
+    assert in_child(work, uid=65534, gid=65534) == 0
+    assert listing(root) == before
+
+
+def test_a_repository_that_is_gone_or_another_one(tmp_path: Path) -> None:
+    """'an unreachable or different repository is an error': never taken for an empty one."""
+    shared, root = tmp_path / "store", tmp_path / "exp"
+    Repository.init(shared)
+    started(root, repository=str(shared)).close()
+    shared.rename(tmp_path / "elsewhere")
+    with pytest.raises(RepositoryNotFoundError, match="bring it back"):
+        opened(root)
+    Repository.init(shared)
+    with pytest.raises(IntegrityError, match="there is another"):
+        opened(root)
+    shutil.rmtree(shared)
+    (tmp_path / "elsewhere").rename(shared)
+    opened(root).close()
+
+
+def test_a_server_that_does_not_answer(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, store = str(tmp_path / "exp"), place("s3", request, tmp_path)
+    Repository.init(store)
+    started(root, repository=store).close()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    with pytest.raises(BackendError):
+        opened(root)
+
+
+# -- options
+
+
+def test_an_unknown_option_names_the_nearest(tmp_path: Path) -> None:
+    """'An unknown option is an error that suggests the nearest name'."""
+    for block, near in [
+        ({"dump_model_sate": True}, "dump_model_state"),
+        ({"repositry": "x"}, "repository"),
+        ({"keep": {"lats": 3}}, "last"),
+        ({"keep": {"best": {"metrc": "val"}}}, "metric"),
+    ]:
+        with pytest.raises(InvalidInputError, match=f"did you mean '{near}'"):
+            opened(tmp_path, checkpoint_manager=block)
+    with opened(tmp_path / "exp") as manager:
+        with pytest.raises(InvalidInputError, match="did you mean 'materialize'"):
+            manager.watch(hyperparameters={"checkpoint_manager": {"materialise": "all"}})
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        *({"enable_checkpoints": v} for v in (1, "true", None)),
+        *({"materialize": v} for v in ("some", True, ["all"])),
+        *({"compression": v} for v in ("zip", None)),
+        *({"repository": v} for v in (3, "")),
+        *({"namespace": v} for v in (3, "", [])),
+        *({"keep": v} for v in (3, {"last": 0}, {"last": True}, {"every": 1.5}, {"best": "val"})),
+        *({"keep": {"best": v}} for v in ({}, {"metric": "v", "mode": "most"}, {"metric": 3})),
+        *({"keep": {"best": {"metric": "v", "n": v}}} for v in (0, None, "2")),
+        ["enable_checkpoints"],
+        "all",
+    ],
+    ids=str,
+)
+def test_option_values_of_wrong_types(tmp_path: Path, block: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"checkpoint_manager|keep\.") as e:
+        opened(tmp_path, checkpoint_manager=block)
+    assert "expected" in str(e.value)
+
+
+def test_the_precedence_of_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """'Precedence of roots: constructor, watch, config; two different roots for one manager are
+    an error'."""
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    with opened(a) as manager:
+        for more in ({"root_log_dir": b}, {"hyperparameters": {"root_log_dir": b}}):
+            with pytest.raises(InvalidInputError, match="one manager has one root"):
+                manager.watch(**more)
+        manager.watch(root_log_dir=a + "/", hyperparameters={"root_log_dir": tmp_path / "a"})
+    with CheckpointManager(report=lambda _: None) as manager:
+        with pytest.raises(InvalidInputError, match="one manager has one root"):
+            manager.watch(root_log_dir=a, hyperparameters={"root_log_dir": b})
+    with CheckpointManager(report=lambda _: None) as manager:
+        manager.watch(hyperparameters={"root_log_dir": b})
+        assert manager.root_log_dir == Path(b)
+    monkeypatch.chdir(tmp_path)
+    with CheckpointManager(report=lambda _: None) as manager:
+        assert manager.root_log_dir == tmp_path / "root_experiment"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_a_root_is_kept_may_come_with_the_watched_configuration(tmp_path: Path) -> None:
+    """'The repository is checkpoint_manager.repository in the config, or CASTORE_REPOSITORY, or
+    <root>/.castore'; once a root is kept somewhere, another place is an error."""
+    store, other, root = (str(tmp_path / n) for n in ("store", "other", "exp"))
+    for url in (store, other):
+        Repository.init(url)
+    config = {"lr": 1, "checkpoint_manager": {"repository": store, "namespace": "mine"}}
+    for step in (1, 2):  # a fresh root, and one that is there
+        with opened(root) as manager:
+            manager.watch(model=net(), hyperparameters=config)
+            manager.save_model_checkpoint(step=step)
+        assert namespace(root) == "mine"
+        assert len(list(Repository.open(store).snapshots("mine"))) == 1 + step
+    for block in ({"repository": other}, {"namespace": "yours"}):
+        with opened(root) as manager:
+            with pytest.raises(InvalidInputError, match="is kept in"):
+                manager.watch(hyperparameters={"checkpoint_manager": block})
+        with pytest.raises(InvalidInputError, match="is kept in"):
+            opened(root, checkpoint_manager=block)
+
+
+def test_the_repository_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, root = str(tmp_path / "store"), tmp_path / "exp"
+    monkeypatch.setenv("CASTORE_REPOSITORY", store)
+    started(root).close()
+    assert Repository.open(store).namespaces() == [namespace(root), f"{namespace(root)}.signals"]
+    monkeypatch.delenv("CASTORE_REPOSITORY")
+    with opened(root) as manager:  # the root knows
+        assert filled(manager.load_checkpoint(manager.current_exp_hash or "")) == 1.0
+
+
+def test_from_config(tmp_path: Path) -> None:
+    """'CheckpointManager.from_config("hyperparameters.yaml")'; all options are read."""
+    file = tmp_path / "hyperparameters.yaml"
+    file.write_text(
+        f"root_log_dir: {tmp_path}/exp\nlr: 1e-3\nlayers: [8, 2]\ncheckpoint_manager:\n"
+        "  materialize: all\n  dump_optimizer_state: false\n  keep: {last: 2}\n"
+    )
+    with CheckpointManager.from_config(file) as manager:
+        model = net()
+        manager.watch(model=model, optimizer=torch.optim.Adam(model.parameters()))
+        paths = [manager.save_model_checkpoint(step=s) for s in (1, 2, 3)]
+        assert "optimizer_state_dict" not in torch.load(paths[2], weights_only=True)
+    assert [p.exists() for p in paths] == [False, True, True]
+    with CheckpointManager.from_config(file) as again:
+        assert again.current_exp_hash == manager._session.tracker.hash
+        again.watch(model=net())
+        assert again.update_experiment_hash() == (again.current_exp_hash, False, set())
+    for broken in (b"lr: [", b"- 1\n", b"checkpoint_manager: {nonsense: 1}\n"):
+        file.write_bytes(broken)
+        with pytest.raises((InvalidInputError, ValueError)):
+            CheckpointManager.from_config(file)
+
+
+# -- answers
+
+
+def test_what_every_method_gives(root: str) -> None:
+    """'Every public method says what it returns'; those are the public tool's returns where it has
+    the method."""
+    manager = opened(root)
+    assert manager.current_exp_hash is None is manager.previous_exp_hash
+    assert manager.get_latest_hash() is None and manager.hash_by_module == {}
+    assert manager.get_checkpoint_info() == {} and manager.load_latest_checkpoint() is None
+    assert manager.save_pending_changes() is False
+    assert manager.save_model_architecture() is None
+    assert manager.get_HP_snapshot() is None is manager.get_dataframe_snapshot()
+    config, data = {"lr": 1, "experiment_name": "given"}, samples()
+    model = net(fill=5.0)
+    manager.watch(model=model, hyperparameters=config, data=data)
+    hash = manager.get_current_experiment_hash()
+    assert manager.has_pending_changes() == (True, {"hp", "model", "data"})
+    assert manager.get_all_hashes() == [] and manager.load_state(hash) is False
+    assert manager.load_checkpoint(hash)["loaded_components"] == set()
+    assert manager.save_pending_changes() is True is manager.save_pending_changes(force=True)
+    assert manager.get_HP_snapshot() == {"lr": 1} and manager.get_model_snapshot() is model
+    frame = manager.get_dataframe_snapshot()
+    assert frame is not None and len(frame) == len(data)
+    assert (manager.get_hp_hash(), manager.get_model_hash(), manager.get_data_hash()) == (
+        hash[:8],
+        hash[8:16],
+        hash[16:],
+    )
+    path = manager.save_model_checkpoint(step=3, metrics={"val": 0.5}, metadata={"note": "x"})
+    assert str(path).startswith(f"{manager.checkpoints_dir}/models/")
+    assert manager.save_model_checkpoint(step=3, save_model_checkpoint=False) is None
+    assert manager.get_all_hashes() == manager.list_experiment_hashes() == [hash]
+    assert manager.get_hashes_by_component(model_hash=hash[8:16]) == [hash]
+    assert manager.get_hashes_by_component(hp_hash="0" * 8) == []
+    info = manager.get_checkpoint_info()
+    assert info["metrics"] == {0: {}, 3: {"val": 0.5}} and info["steps"] == [0, 3]
+    assert manager.rename_run(hash, " named ") is True
+    assert manager.rename_run(hash, "  ") is False is manager.rename_run("0" * 24, "x")
+    assert manager.set_run_notes(hash, "notes") is True
+    assert manager.set_run_notes("0" * 24, "notes") is False
+    (run,) = manager.list_runs()
+    assert (run["experiment_name"], run["notes"], run["is_current"]) == ("named", "notes", True)
+    found = manager.load_checkpoint(hash, load_config=True, force=True)
+    assert found["loaded_components"] == {"weights", "config", "data"} and found["exp_hash"] == hash
+    assert isinstance(found["data_state"]["snapshot"], pd.DataFrame)
+    assert list(found["data_state"]["snapshot"].index.names) == ["sample_id", "annotation_id"]
+    assert found["weights"]["metadata"] == {"note": "x"} and found["rng_state"]
+    assert manager.load_latest_checkpoint()["step"] == 3  # type: ignore[index]
+    entry = yaml.safe_load(read(root, "checkpoints/manifest.yaml"))["experiments"][hash]
+    assert (entry["experiment_name"], entry["notes"]) == ("named", "notes")
+    manager.close()
+    manager.close()
+    for use in (manager.get_latest_hash, manager.update_experiment_hash, lambda: manager.log("a", 1)):
+        with pytest.raises(InvalidInputError, match="is closed"):
+            use()
+
+
+@pytest.mark.parametrize("name", ["force_dump_pending", "update_manifest"])
+def test_parameters_that_would_leave_a_root_torn_are_refused(tmp_path: Path, name: str) -> None:
+    with started(tmp_path / "exp") as manager, pytest.raises(InvalidInputError, match=name):
+        manager.save_model_checkpoint(step=2, **{name: False})
+
+
+# -- tags
+
+
+def test_an_older_state_restores_its_tags_exactly(tmp_path: Path) -> None:
+    """'Loading an older state restores its tags exactly (later ones vanish)', in a frame, in a
+    mapping, in what a callable gives; a callable that always gives a copy is refused."""
+    first = opened(tmp_path / "exp")
+    data = samples()
+    first.watch(data=data)
+    older = first.update_experiment_hash(dump_immediately=True).hash
+    data.loc[1, "discarded"] = True
+    data["tag:late"] = [i == 5 for i in range(len(data))]
+    newer = first.update_experiment_hash(dump_immediately=True).hash
+    assert first.load_state(older) and "tag:late" not in data and not data["discarded"].any()
+    pd.testing.assert_frame_equal(data, samples())
+    assert first.update_experiment_hash() == (older, False, set())
+    assert first.load_state(newer) and data["tag:late"].sum() == 1 and data.loc[1, "discarded"]
+    first.close()
+    with opened(tmp_path / "exp") as manager:
+        live = samples()
+        manager.watch(data=lambda: live)
+        assert live["tag:late"].sum() == 1 and live.loc[1, "discarded"]
+        assert manager.update_experiment_hash() == (newer, False, set())
+    with opened(tmp_path / "exp") as manager:
+        mapping = {
+            str(i): {"discarded": False, "tag:odd": bool(o)}
+            for i, o in zip(live["sample_id"], live["tag:odd"], strict=True)
+        }
+        manager.watch(data=mapping)
+        assert mapping["s1"]["discarded"] and manager.update_experiment_hash().hash == newer
+    with opened(tmp_path / "exp") as manager:
+        with pytest.raises(InvalidInputError, match="another object at each call"):
+            manager.watch(data=samples)
