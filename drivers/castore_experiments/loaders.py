@@ -13,6 +13,9 @@ What is exact, and what is not:
   anew. Within an epoch, and with ``persistent_workers``, workers start over with fresh seeds.
 - ``IterableDataset``: exact with ``num_workers=0`` and a data set with ``state_dict`` and
   ``load_state_dict``, else not; torchdata's ``StatefulDataLoader`` is the way then.
+- A loop that was left by ``break`` before the save is gone on with where it was left, as the
+  training that was stopped there would have. Once a program has left a loop and begun another
+  one, leaving is how it ends an epoch, and a resume begins the next.
 - A position after the last batch of an epoch is the start of the next epoch. Where the sampler
   has no length that cannot be known before the loop asks again: the resumed pass is then empty.
 
@@ -33,7 +36,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class LoaderReport:
-    """What a restore did: whether the position is exact, and in words why not."""
+    """What a restore did: whether the position is exact, and in words why not, or what to know."""
 
     name: str
     exact: bool
@@ -84,7 +87,7 @@ class LoaderWatch(ABC):
             why = self._refusal(state, ours) if ours else _FOREIGN
             if not why:
                 self._apply(ours)
-                return LoaderReport(self.name, True)
+                return LoaderReport(self.name, True, _LEFT if ours.get("left") else "")
         except InvalidInputError as e:
             why = str(e)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
@@ -117,6 +120,8 @@ class LoaderWatch(ABC):
     def _apply(self, ours: Mapping[str, Any]) -> None:
         """Bring the loader there, or raise and change nothing."""
 
+
+_LEFT = "its loop was left in the middle of an epoch, which is gone on with"
 
 _FOREIGN = (
     "the saved position is another tool's, which counts batches since that loader was made and"

@@ -91,6 +91,11 @@ class LocalFiles:
 
     # -- writing
 
+    def prepare(self) -> None:
+        """Make the root's folder, durably; one that is there is no error."""
+        with self._told("make the folder"):
+            self._make_folder(self._root)
+
     def create(self, name: str, data: Data) -> str:
         return self.replace(name, data, MISSING)
 

@@ -214,6 +214,8 @@ class Place:
         if self._folder is not None:  # before the claim: what ends early is begun anew
             done = import_root(self._folder, records, self._world.report)
             self._world.report(f"{self.files.url}: {done} taken into {repository.url}")
+        if isinstance(self.files, LocalFiles):
+            self.files.prepare()
         record = root_.new_record(self.files, repository, namespace, self.scheme)
         self.record = root_.claim_root(self.files, record)
         if self.record.namespace != namespace:

@@ -268,8 +268,9 @@ class Resume:
             position = self.loaded.loaders[name]
             # The public tool's positions are never exact; it does not restore them either.
             done = loader.restore(position, strict=self.strict and "castore" in position)
-            if not done.exact:
-                self.report(f"data loader {name!r} does not go on exactly: {done.why}")
+            if done.why:
+                how = "" if done.exact else "does not go on exactly: "
+                self.report(f"data loader {name!r}: {how}{done.why}")
             yield part
 
     def _apply_data(self, watched: Watched, data: DataState) -> None:
@@ -308,6 +309,10 @@ class Resume:
                 " not loaded; this counts as an edit of the model"
             )
             return
+        for name in [n for n in parts if getattr(file, f"{n}_state") is None]:
+            del parts[name]
+            self.report(f"step {file.step} of {file.exp_hash} holds no {name} state: it is as new")
+            yield name
         if parts:
             apply(file, parts.get("model"), parts.get("optimizer"), parts.get("scheduler"))
             yield from parts

@@ -58,6 +58,8 @@ class SamplerWatch(LoaderWatch):
         self._last: Pass | None = None
         self._pending: Pass | None = None
         self._seeded = False
+        self._newest: Mapping[str, Any] = {}
+        self._leaves = False
 
     # -- called by the loader
 
@@ -78,6 +80,8 @@ class SamplerWatch(LoaderWatch):
             made = type(self.loader)._get_iterator(self.loader)
         self._iterators = [r for r in self._iterators if r() is not None]
         self._iterators.append(weakref.ref(made))
+        # The attributes outlive the iterator, and with them how many batches it handed out.
+        self._newest = vars(made)
         return made
 
     @contextmanager
@@ -98,6 +102,8 @@ class SamplerWatch(LoaderWatch):
         if self._pending is not None and self._pending.waiting:
             return self._pending
         self._pending = None
+        if self._left() is not None:
+            self._leaves = True
         if self._last is not None and self._last.advanced:
             self._epoch += 1
         self._last = Pass(self._sampler, self._ahead())
@@ -158,6 +164,8 @@ class SamplerWatch(LoaderWatch):
             "generator": _read_optional(self.loader.generator),
             "pass": record,
             "dataset": self._dataset_state(),
+            "left": at is not None and not alive and not at.waiting,
+            "leaves": self._leaves,
         }
         samples = record["samples"] if record else 0
         return {
@@ -171,7 +179,22 @@ class SamplerWatch(LoaderWatch):
             return at, at.offset + alive[-1]._num_yielded
         if self._pending is not None and self._pending.waiting:
             return self._pending, self._pending.offset
-        return None, 0
+        left = None if alive or self._leaves else self._left()
+        return (self._last, left) if left is not None else (None, 0)
+
+    def _left(self) -> int | None:
+        """How many batches the newest loop had when it was left before its end; else None.
+
+        A loop that was left last thing before a save was stopped, so that a resume goes on within
+        its epoch. A program that leaves loops and begins others says that leaving ends an epoch.
+        """
+        at = self._last
+        if at is None or self._newest.get("_sampler_iter") is not at or at.superseded:
+            return None
+        handed = at.offset + int(self._newest["_num_yielded"])
+        length = self._length()
+        ended = at.exhausted and handed >= at.issued
+        return None if ended or not handed or (length is not None and handed >= length) else handed
 
     def _why(self, alive: list[Any], at: Pass | None) -> str:
         if any(not isinstance(it._sampler_iter, Pass) for it in alive):
@@ -258,6 +281,7 @@ class SamplerWatch(LoaderWatch):
         # Workers that run already draw none either; without a pass to go on with it matters.
         self._seeded = ours["seeded"] and pending is None and not vars(self.loader).get("_iterator")
         self._epoch, self._last, self._pending = int(ours["epoch"]), pending, pending
+        self._leaves = bool(ours["leaves"])
 
     def _skipped(self, record: Mapping[str, Any], now: Mapping[str, Any]) -> Pass:
         at = Pass(self._sampler, self._ahead(), record)

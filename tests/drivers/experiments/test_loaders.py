@@ -268,15 +268,40 @@ def test_what_is_counted_was_handed_out_not_fetched_ahead(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", WORKERS)
-def test_a_loop_that_was_left_is_over(how: str) -> None:
-    """After ``break`` the next loop begins an epoch, with kept workers too."""
+def test_a_loop_that_was_left_is_gone_on_with(how: str) -> None:
+    """After ``break`` and a save, as when a step limit is reached, the epoch goes on."""
+    straight = shuffled(**WORKERS[how])
+    torch.manual_seed(3)
+    whole = [i for batch in straight for i in plain(batch)]
     loader = shuffled(**WORKERS[how])
     watch = watch_loader("train", loader)
-    for i, _ in enumerate(loader):
+    torch.manual_seed(3)
+    seen = []
+    for i, batch in enumerate(loader):
+        seen += plain(batch)
         if i == 2:
-            assert ours(watch)["batches"] == 3
             break
-    assert (ours(watch)["batches"], ours(watch)["exact"]) == (0, True)
+    del batch
+    assert (ours(watch)["batches"], ours(watch)["exact"], ours(watch)["left"]) == (3, True, True)
+    state, streams = watch.state(), rng.capture()
+    again = shuffled(**WORKERS[how])
+    later = watch_loader("train", again)
+    assert later.restore(state).why
+    rng.restore(streams)
+    assert seen + [i for batch in again for i in plain(batch)] == whole
+
+
+@pytest.mark.parametrize("how", WORKERS)
+def test_a_program_that_leaves_loops_ends_epochs_so(how: str) -> None:
+    loader = shuffled(**WORKERS[how])
+    watch = watch_loader("train", loader)
+    for _ in range(2):
+        for i, _ in enumerate(loader):
+            if i == 2:
+                break
+    assert (ours(watch)["batches"], ours(watch)["epoch"], ours(watch)["leaves"]) == (0, 2, True)
+    again = watch_loader("train", shuffled(**WORKERS[how]))
+    assert again.restore(watch.state()).exact and ours(again)["leaves"]
 
 
 def test_skipped_samples_are_not_read_again() -> None:
