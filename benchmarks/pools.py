@@ -1,13 +1,14 @@
 """Room and time of a pool: castore beside plain files and other stores.
 
-    python benchmarks/pools.py ZOO [--rounds 7] [--peers plain,castore,restic,borg,zipnn,hf-xet]
+    python benchmarks/pools.py ZOO [--rounds 30] [--peers plain,castore,restic,borg,zipnn,hf-xet]
     python benchmarks/pools.py ZOO --s3
 
 ZOO holds one cell (`benchmarks/pools_minilm.py` makes one). Room: stored over logical bytes of base
 and pool files, and what storing the pool in *full* files costs beside it. Time: one whole model,
 from the store to tensors, beside ``torch.load`` of the same model in one full plain file; every
-round takes every way once, in rotating order, after a round to warm up; ratios are medians of
-per-round ratios. ``--s3`` commits, verifies and assembles on a local SeaweedFS.
+round takes every way once, in rotating order, after a round to warm up. Of each way's times the
+third is kept during which the rest of the machine used least CPU. ``--s3`` commits, verifies and
+assembles on a local SeaweedFS.
 
 A peer's way: get base and pool file out of its store, ``torch.load`` both, and join them; restic
 and borg as programs, so that their start counts.
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -242,10 +244,36 @@ def room(zoo: Path, work: Path, files: CellFiles) -> None:
     print(f"\nfull beside reduced: {whole / reduced - 1:+.3%}\n", flush=True)
 
 
-def timed(way: Way) -> float:
-    began = time.perf_counter()
+@dataclass(frozen=True)
+class Took:
+    """Wall and own CPU seconds, and CPU seconds that the rest of the machine used meanwhile."""
+
+    wall: float
+    cpu: float
+    others: float
+
+
+def busy() -> float:
+    """CPU seconds that all processors were not idle since the start, stolen ones included."""
+    with open("/proc/stat") as file:
+        fields = [int(n) for n in file.readline().split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def own() -> float:
+    return sum(os.times()[:4])
+
+
+def timed(way: Way) -> Took:
+    all_before, mine_before, began = busy(), own(), time.perf_counter()
     way()
-    return time.perf_counter() - began
+    wall, mine = time.perf_counter() - began, own() - mine_before
+    return Took(wall, mine, max(0.0, busy() - all_before - mine))
+
+
+def least_disturbed(took: list[Took]) -> list[Took]:
+    """The third of the measurements during which the rest of the machine did least."""
+    return sorted(took, key=lambda t: t.others / t.wall)[: max(1, len(took) // 3)]
 
 
 def times(zoo: Path, work: Path, files: CellFiles, peers: list[str], rounds: int) -> None:
@@ -264,21 +292,24 @@ def times(zoo: Path, work: Path, files: CellFiles, peers: list[str], rounds: int
         ways |= castore_ways(zoo, work, files)
     for name in (p for p in peers if p in PEERS):
         sizes[name], ways[name] = PEERS[name](work, source, files)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    measured: dict[str, list[Took]] = {name: [] for name in ways}
     names = list(ways)
     for n in range(-1, rounds):
         for name in names[n % len(names) :] + names[: n % len(names)]:
             took = timed(ways[name])
             if n >= 0:
-                seconds[name].append(took)
+                measured[name].append(took)
         print(f"round {n}", file=sys.stderr, flush=True)
-    plain = seconds[names[0]]
-    print("| one whole model by | s | x torch.load | stored/logical |")
-    print("|---|---|---|---|")
+    kept = {name: least_disturbed(took) for name, took in measured.items()}
+    plain = statistics.median(t.wall for t in kept[names[0]])
+    print("| one whole model by | s | x torch.load | CPU s | others' CPU s | stored/logical |")
+    print("|---|---|---|---|---|---|")
     for name in names:
-        ratio = statistics.median(a / b for a, b in zip(seconds[name], plain, strict=True))
+        wall, cpu, others = (
+            statistics.median(getattr(t, n) for t in kept[name]) for n in ("wall", "cpu", "others")
+        )
         share = f"{sizes[name] / logical:.4f}" if name in sizes else "-"
-        print(f"| {name} | {statistics.median(seconds[name]):.3f} | {ratio:.2f} | {share} |")
+        print(f"| {name} | {wall:.3f} | {wall / plain:.2f} | {cpu:.3f} | {others:.2f} | {share} |")
 
 
 def on_s3(zoo: Path, files: CellFiles) -> None:
@@ -312,7 +343,7 @@ def on_s3(zoo: Path, files: CellFiles) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("zoo", type=Path)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--work", type=Path, default=Path("/tmp/castore-pools"))
     parser.add_argument("--peers", default="plain,castore")
     parser.add_argument("--s3", action="store_true")

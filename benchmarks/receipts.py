@@ -1,6 +1,6 @@
 """Receipts of a real run: SAC on HalfCheetah-v5, twenty checkpoints, to a local root and to S3.
 
-    python benchmarks/receipts.py --s3
+    python benchmarks/receipts.py [--only local|waiting|resume|s3] [--steps 4000]
 
 Prints one JSON line a finding: the callback's time beside evaluation and `safetensors.save_file`,
 what the repository takes beside the plain folders, whether a resumed run is the same bits, and the
@@ -10,14 +10,12 @@ expansion from 17 to 23 observations. Begins with one batch, one update, one CPU
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import json
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from gymnasium.spaces import Box
 from safetensors.torch import save_file
 from stable_baselines3 import SAC
 
-from castore import Repository
+from castore import Draft, Repository, disk_file
 from castore_receipts import expand_receipt, verify_all, verify_receipt
 from castore_receipts.callback import ReceiptCallback
 from castore_receipts.resuming import resume
@@ -89,6 +87,7 @@ class Timed(ReceiptCallback):
         self.rows: list[tuple[float, float, float]] = []
 
     def _take(self, phase: str) -> None:
+        """Waiting for the publication before is part of what a checkpoint takes."""
         before = self.timings.seconds["evaluation"] or 0.0
         began = time.perf_counter()
         super()._take(phase)
@@ -98,8 +97,7 @@ class Timed(ReceiptCallback):
 
     def _plain(self) -> float:
         """What the document's own line takes: contiguous CPU tensors into one file."""
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(self.destination.repository.url)
-                                         if self.destination.backend.kind == "local" else None) as at:
+        with tempfile.TemporaryDirectory(dir=".") as at:
             began = time.perf_counter()
             state = self.model.policy.state_dict()
             tensors = {k: v.detach().cpu().contiguous() for k, v in state.items()}
@@ -107,8 +105,10 @@ class Timed(ReceiptCallback):
             return time.perf_counter() - began
 
 
-def train(place: str, options: Any, steps: int) -> tuple[SAC, Timed]:
-    """Twenty receipts of one run."""
+def train(
+    place: str, options: Any, steps: int, background: bool = True, replay: bool = False
+) -> tuple[SAC, Timed, float]:
+    """Twenty receipts of one run, and how long the run took."""
     made = Timed(
         place,
         cheetah,
@@ -116,18 +116,20 @@ def train(place: str, options: Any, steps: int) -> tuple[SAC, Timed]:
         validation_seeds=SEEDS,
         final_seeds=FINAL,
         storage_options=options,
-        replay_buffer=False,
+        replay_buffer=replay,
+        background=background,
         log=io.StringIO(),
     )
     agent = model(1)
+    began = time.perf_counter()
     agent.learn(steps, callback=made)
-    return agent, made
+    return agent, made, time.perf_counter() - began
 
 
-def overhead(made: Timed, where: str) -> None:
+def overhead(made: Timed, where: str, run: float) -> None:
     """Beyond evaluation and save_file, as a share of those two."""
     rows = made.rows[1:]  # the first one pays for what is loaded once
-    shares = [(whole - evaluation - plain) / (evaluation + plain) for whole, evaluation, plain in rows]
+    shares = [(whole - inner - plain) / (inner + plain) for whole, inner, plain in rows]
     tell(
         "callback",
         where=where,
@@ -136,31 +138,38 @@ def overhead(made: Timed, where: str) -> None:
         evaluation=round(statistics.median(r[1] for r in rows), 4),
         save_file=round(statistics.median(r[2] for r in rows), 4),
         beyond=round(statistics.median(shares), 4),
+        worst=round(max(shares), 4),
+        run=round(run, 2),
     )
 
 
-def space(place: str, made: Timed) -> None:
-    """What the repository takes for the three documented files, beside the folders themselves."""
-    plain = sum(f.stat().st_size for f in Path(place, "checkpoints").rglob("*") if f.is_file())
-    lean = Repository.init(tempfile.mkdtemp(dir=os.path.dirname(place)) + "/store")
-    from castore import Draft, disk_file
+def space(place: str, made: Timed, root: str) -> None:
+    """The three documented files of each receipt: in a repository, and as plain folders.
 
-    base = None
-    for at in sorted(Path(place, "checkpoints").iterdir()):
+    ``trained`` counts those after the warm-up alone, whose weights all differ.
+    """
+    folders = sorted(Path(place, "checkpoints").iterdir())
+    trained = [f for f in folders if int(f.name[5:]) > SETTINGS["learning_starts"]]
+    for what, some in (("all", folders), ("trained", trained)):
+        plain = sum(f.stat().st_size for at in some for f in at.iterdir())
+        weights = sum((at / "policy.safetensors").stat().st_size for at in some)
+        kept = stored(committed(some, f"{root}/lean-{what}"))
+        share = round(kept / plain, 4)
+        tell("space", of=what, receipts=len(some), plain=plain, weights=weights, share=share)
+    state = sum(s["bytes"] for r in made.history for s in r["state"].values())
+    tell("space with training state", state=state, repository=stored(f"{place}/.castore"))
+
+
+def committed(folders: list[Path], url: str) -> str:
+    """A repository of these folders and nothing else."""
+    lean = Repository.init(url)
+    earlier: tuple[str, str] | None = None
+    for at in folders:
         entries = {f"checkpoints/{at.name}/{f.name}": disk_file(f) for f in at.iterdir()}
-        bases = {} if base is None else {
-            p: f"{base[0]}:{p.replace(at.name, base[1])}" for p in entries
-        }
-        done = lean.commit(Draft(entries, driver="receipts", base=bases), namespace="x")
-        base = (str(done.name), at.name)
-    tell(
-        "space",
-        plain=plain,
-        repository=stored(lean.url),
-        share=round(stored(lean.url) / plain, 4),
-        with_training_state=stored(f"{place}/.castore"),
-        training_state=sum(s["bytes"] for r in made.history for s in r["state"].values()),
-    )
+        base = {p: f"{earlier[0]}:{p.replace(at.name, earlier[1])}" for p in entries if earlier}
+        done = lean.commit(Draft(entries, driver="receipts", base=base), namespace="x")
+        earlier = (str(done.name), at.name)
+    return url
 
 
 def stored(url: str) -> int:
@@ -172,28 +181,30 @@ def equal(a: SAC, b: SAC) -> bool:
     return all(torch.equal(ours[n], theirs[n]) for n in ours)
 
 
-def start(root: str) -> None:
+def start() -> None:
     """One batch, one update."""
     agent = model(1)
     agent.learn(SETTINGS["learning_starts"] + 1)
     tell("start", batch=SETTINGS["batch_size"], updates=agent._n_updates, threads=1)
 
 
-def go_on(place: str, options: Any, steps: int, whole: SAC, root: str) -> None:
+def go_on(steps: int, root: str) -> None:
     """Resume from the middle, to the same bits as the run that never stopped."""
-    middle = steps // 2
+    place, middle = os.path.join(root, "kept"), steps // 2
+    whole, _, _ = train(place, None, steps, replay=True)
     agent = model(77)
-    made = resume(
-        agent,
-        place,
-        middle,
-        environment=cheetah,
-        into=os.path.join(root, "resumed"),
-        storage_options=options,
-        log=io.StringIO(),
+    into = os.path.join(root, "resumed")
+    made = resume(agent, place, middle, environment=cheetah, into=into, log=io.StringIO())
+    agent.learn(steps - middle, callback=made, reset_num_timesteps=False)
+    tell(
+        "resumed",
+        at=middle,
+        to=agent.num_timesteps,
+        same_bits=equal(whole, agent),
+        receipts=len(made.history),
+        replay_bytes=sum(r["state"]["replay.safetensors"]["bytes"] for r in made.history),
+        repository=stored(f"{place}/.castore"),
     )
-    tell("resumed", step=agent.num_timesteps, updates=agent._n_updates, replay="not stored")
-    del made, whole
 
 
 def sensors(place: str, options: Any, steps: int, root: str) -> None:
@@ -212,17 +223,31 @@ def sensors(place: str, options: Any, steps: int, root: str) -> None:
     )
 
 
-@contextlib.contextmanager
-def server(wanted: bool) -> Iterator[tuple[str, Any] | None]:
-    if not wanted:
-        yield None
-        return
+def local(steps: int, root: str) -> None:
+    place = os.path.join(root, "run")
+    _, made, run = train(place, None, steps)
+    overhead(made, "local", run)
+    audit(place, None)
+    space(place, made, root)
+    sensors(place, None, steps, root)
+
+
+def waiting(steps: int, root: str) -> None:
+    _, plain, run = train(os.path.join(root, "waiting"), None, steps, background=False)
+    overhead(plain, "local, background=False", run)
+
+
+def far(steps: int) -> None:
     from castore.testing.s3server import S3Server
 
     running = S3Server(bucket="bench", backend="seaweedfs")
     running.start()
     try:
-        yield "s3://bench/run", running.fsspec_options()
+        place, options = "s3://bench/run", running.fsspec_options()
+        _, made, run = train(place, options, steps)
+        overhead(made, "s3", run)
+        audit(place, options)
+        audit(f"{place}/.castore", options)
     finally:
         running.stop()
 
@@ -230,23 +255,21 @@ def server(wanted: bool) -> Iterator[tuple[str, Any] | None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=2_000)
-    parser.add_argument("--s3", action="store_true")
+    parser.add_argument("--only", choices=["local", "waiting", "resume", "s3"])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="receipts-") as root, server(options.s3) as remote:
+    with tempfile.TemporaryDirectory(prefix="receipts-") as root:
         os.chdir(root)
-        start(root)
-        place = os.path.join(root, "run")
-        agent, made = train(place, None, options.steps)
-        overhead(made, "local")
-        audit(place, None)
-        space(place, made)
-        go_on(place, None, options.steps, agent, root)
-        sensors(place, None, options.steps, root)
-        if remote is not None:
-            _, far = train(remote[0], remote[1], options.steps)
-            overhead(far, "s3")
-            audit(remote[0], remote[1])
+        start()
+        if options.only in (None, "local"):
+            local(options.steps, root)
+        if options.only in (None, "waiting"):
+            waiting(options.steps, root)
+        if options.only in (None, "resume"):
+            go_on(options.steps, root)
+        if options.only in (None, "s3"):
+            far(options.steps)
+        os.chdir("/")
 
 
 def audit(place: str, options: Any) -> None:

@@ -88,8 +88,17 @@ class Backend(Protocol):
         folders of names found present included. Raises the first failure after all have ended.
         """
 
+    def write_many(self, items: Sequence[tuple[str, Sequence[Buffer]]]) -> list[str | None]:
+        """`create_many` in two steps: what it names is durable only once `sync` was told so.
+
+        Each content is given in parts, which are stored one after the other. No name appears
+        before its content is durable, so a crash before `sync` may take names, never bytes of
+        one that stays. Pays off where many calls are followed by one `sync` (local; elsewhere
+        durable on return).
+        """
+
     def sync(self, names: Iterable[str]) -> None:
-        """Make the folder entries of names found present durable (local; else nothing)."""
+        """Make names durable that were found present, or written by `write_many` (local)."""
 
     def replace(self, name: str, data: Buffer, if_version: str) -> str:
         """Compare and swap: store ``data`` if the version is ``if_version`` (`MISSING`: none yet).

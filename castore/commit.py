@@ -14,6 +14,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 
 from castore import bases, source
 from castore.cut import PIECE, cut
@@ -75,6 +76,7 @@ class _Blob:
     ranges: list[tuple[int, int]]
     width: int
     first_slice: int
+    order: int
     base: str | _Blob | None = None
     digest: Future[str] = field(default_factory=Future)
     stored: Future[None] = field(default_factory=Future)
@@ -83,10 +85,12 @@ class _Blob:
     def length(self) -> int:
         return sum(b - a for a, b in self.ranges)
 
-    def reread(self) -> Buffer:
+    def reread(self, scratch: bytearray | None = None) -> Buffer:
         """The content once more from its source; the caller verifies the digest."""
         with self.file.source.open() as reader:
-            return b"".join(reader.read(a, b) for a, b in self.ranges)
+            if len(self.ranges) == 1:
+                return reader.content(*self.ranges[0], scratch)
+            return b"".join([reader.content(a, b) for a, b in self.ranges])
 
 
 @dataclass(slots=True)
@@ -143,8 +147,10 @@ class Committer:
         self._headers: dict[str, Header | None] = {}
         self._present = Present(store)
         self._mine: dict[str, _Blob] = {}
+        self._order = count()
         self._lock = threading.Lock()
         self._recent: OrderedDict[str, Buffer] = OrderedDict()
+        self._of_thread = threading.local()
         self._recent_bytes = 0
         self._read_budget, self._hash_budget = Budget(_IN_FLIGHT), Budget(_IN_FLIGHT)
         self.writer = FrameWriter(store)
@@ -161,7 +167,10 @@ class Committer:
     # -- the caller's thread
 
     def store(self, sources: Mapping[str, Source]) -> dict[str, File]:
-        """Store all ``sources``; on return every object they need is present and durable."""
+        """Store all ``sources``; on return every object they need is present.
+
+        What was written or found is durable only once `ObjectStore.sync` was told.
+        """
         files: list[_File] = []
         with self.writer, ThreadPoolExecutor(1) as self._hashing:
             self._workers = ThreadPoolExecutor(self._options.workers)
@@ -207,7 +216,7 @@ class Committer:
                 start = pieces[i].start
                 self._read_budget.take(length)
                 self._hash_budget.take(length)
-                content = reader.read(start, start + length)
+                content = reader.content(start, start + length)
                 self._progress(length)
                 self._hashing.submit(self._guarded, self._update, file, content)
                 parts[id(blob)].append(content)
@@ -229,7 +238,7 @@ class Committer:
                 file.slices.append((gathered, gathered.length, stop - start))
                 gathered.ranges.append((start, stop))
                 continue
-            blob = _Blob(file, [(start, stop)], width, i)
+            blob = _Blob(file, [(start, stop)], width, i, next(self._order))
             file.blobs.append(blob)
             file.slices.append((blob, 0, stop - start))
             if small:
@@ -307,13 +316,13 @@ class Committer:
     def _work(self, blob: _Blob, content: Buffer) -> None:
         try:
             digest = digest_of(content)
+            with self._lock:
+                twin = self._mine.setdefault(digest, blob)
             blob.digest.set_result(digest)
             first = blob.first_slice
             blob.file.candidates = [
                 k for k in blob.file.candidates if k.slices[first].blob == digest
             ]
-            with self._lock:
-                twin = self._mine.setdefault(digest, blob)
             if twin is not blob:
                 twin.stored.result()
             elif not self._reuse(digest, content):
@@ -331,15 +340,14 @@ class Committer:
             except (IntegrityError, NotFoundError):
                 self._store.put_self_contained(digest, content)
                 self._headers.pop(digest, None)
-        self.writer.found.add(digest)
         return True
 
     def _encode(self, blob: _Blob, digest: str, content: Buffer) -> None:
         base = self._base_of(blob)
-        data = encode(content, blob.width, base, self._options.compression)
-        self._headers[digest] = parse_header(data, digest)
+        parts = encode(content, blob.width, base, self._options.compression)
+        self._headers[digest] = parse_header(parts[0], digest)
         self._remember(digest, content)
-        self.writer.put(digest, data)
+        self.writer.put(digest, parts)
 
     def _base_of(self, blob: _Blob) -> Base | None:
         """The blob's base, or the root of that one's chain where the chain is long enough."""
@@ -347,8 +355,11 @@ class Committer:
         if at is None or self._options.compression == "none":
             return None
         if isinstance(at, _Blob):
-            at.stored.result()
             at = at.digest.result()
+            owner = self._mine[at]
+            if owner.order >= blob.order:  # it may be waiting for this very blob
+                return None
+            owner.stored.result()
         chain = self._store.chain(at, self._headers)
         if chain is None:
             return None
@@ -375,12 +386,19 @@ class Committer:
         if kept is not None:
             return kept
         if mine is not None:
-            content = mine.reread()
+            content = mine.reread(self._scratch())
             return content if digest_of(content) == digest else None
         try:
             return self._near(digest) or self._store.read(digest)
         except (IntegrityError, NotFoundError):
             return None
+
+    def _scratch(self) -> bytearray:
+        """This worker's memory for a base: fresh memory for each costs more than reading it."""
+        if not hasattr(self._of_thread, "scratch"):
+            self._of_thread.scratch = bytearray(PIECE)
+        scratch: bytearray = self._of_thread.scratch
+        return scratch
 
     def _near(self, digest: str) -> Buffer | None:
         """Verified content from a source that is at hand."""
@@ -389,7 +407,7 @@ class Committer:
             return None
         try:
             with place[0].open() as reader:
-                content = reader.read(place[1], place[2])
+                content = reader.content(place[1], place[2], self._scratch())
         except (BackendError, InvalidInputError):
             return None  # gone or changed meanwhile: the repository has it
         return content if digest_of(content) == digest else None

@@ -13,7 +13,7 @@ from castore.checkout import lineages, workers
 from castore.digest import Buffer
 from castore.encode import encode
 from castore.errors import IntegrityError, InvalidInputError, NotFoundError
-from castore.frame import MAX_DEPTH, Header, parse_header
+from castore.frame import HEADER_SIZE, MAX_DEPTH, Header, Parts, parse_header
 from castore.load import read_tree
 from castore.repository import Repository
 from castore.snapshot import Snapshot, SnapshotName
@@ -115,7 +115,6 @@ def _copy_window(
             )
         report.objects += sender.writer.objects
         report.bytes += sender.writer.added
-        target.backend.sync([f"objects/{d[:2]}/{d}" for d in need])
         for snapshot in window:
             needs = [snapshot.tree, *trees[snapshot.tree].blobs()]
             report.names.append(target.publish(snapshot, needs, lambda b: _heal(source, target, b)))
@@ -145,10 +144,11 @@ class _Sender:
 
     def send(self, digest: str, content: Buffer, data: bytes) -> None:
         header = parse_header(data, digest)
+        parts: Parts = data[:HEADER_SIZE], memoryview(data)[HEADER_SIZE:]
         if header.base and not self._usable(header):
-            data = encode(content, header.width, None, "auto")
-        self._progress(len(data))
-        self.writer.put(digest, data)
+            parts = encode(content, header.width, None, "auto")
+        self._progress(sum(map(len, parts)))
+        self.writer.put(digest, parts)
 
     def _usable(self, header: Header) -> bool:
         """The base is there with its chain, and no deeper than the delta's header says.

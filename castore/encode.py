@@ -31,27 +31,27 @@ class Base:
     proven: bool = False
 
 
-def encode(content: Buffer, width: int, base: Base | None, compression: Compression) -> bytes:
+def encode(content: Buffer, width: int, base: Base | None, compression: Compression) -> frame.Parts:
     """The smallest frame for ``content`` by what a sample says.
 
     ``width`` is the element width in bytes, or 0 when it is not known. Gives a raw frame where
     the best gains under 5 %.
     """
     if compression == "none" or len(content) < 64:
-        return frame.encode_raw(content, max(1, width))
+        return frame.raw(content, max(1, width))
     if base is not None and len(base.content) != len(content):
         base = None
     width = width or (base.width if base else _guess_width(content))
     if len(content) % width:
         width = 1
     if base is not None and (base.proven or _delta_wins(content, base.content, width)):
-        data = frame.encode_delta(content, base.content, base.digest, base.depth, width)
-        if len(data) <= _LEAST_GAIN * len(content):
-            return data
+        parts = frame.delta(content, base.content, base.digest, base.depth, width)
+        if sum(map(len, parts)) <= _LEAST_GAIN * len(content):
+            return parts
     sample = _sample(content)
     if len(sample) < len(content) and _ratio(sample, width) > _LEAST_GAIN:
-        return frame.encode_raw(content, width)
-    return frame.encode_packed(content, width)
+        return frame.raw(content, width)
+    return frame.packed(content, width)
 
 
 def _delta_wins(content: Buffer, base: Buffer, width: int) -> bool:

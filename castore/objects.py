@@ -9,7 +9,7 @@ from castore import frame
 from castore.backend import Backend, Stat
 from castore.digest import Buffer, digest_of
 from castore.errors import CorruptObjectError, ObjectNotFoundError
-from castore.frame import HEADER_SIZE, Header
+from castore.frame import HEADER_SIZE, Header, Parts
 
 FOLDER = "objects"
 
@@ -94,12 +94,19 @@ class ObjectStore:
                 return seen
             at = header.base
 
-    def broken(self, digests: Sequence[str], pulse: Callable[[], None]) -> list[str]:
+    def broken(
+        self,
+        digests: Sequence[str],
+        pulse: Callable[[], None],
+        headers: dict[str, Header | None] | None = None,
+    ) -> list[str]:
         """Those of ``digests`` that are missing now, damaged in their header, or lack a base.
 
-        ``pulse`` is called at least once in a thousand objects.
+        ``pulse`` is called at least once in a thousand objects. ``headers`` is filled with what
+        was looked at: ``digests`` and all their bases.
         """
-        headers: dict[str, Header | None] = {}
+        headers = {} if headers is None else headers
+        headers.clear()
         wave = list(digests)
         while wave:
             for i in range(0, len(wave), 20_000):
@@ -165,6 +172,18 @@ class ObjectStore:
             if version is not None:
                 self._known[digest] = (version, frame.parse_header(data, digest))
         return [v is not None for v in versions]
+
+    def write_many(self, frames: Sequence[tuple[str, Parts]]) -> list[bool]:
+        """`create_many` whose names are durable only after `sync`."""
+        versions = self.backend.write_many([(object_name(d), parts) for d, parts in frames])
+        for (digest, (head, _)), version in zip(frames, versions, strict=True):
+            if version is not None:
+                self._known[digest] = (version, frame.parse_header(head, digest))
+        return [v is not None for v in versions]
+
+    def sync(self, digests: Iterable[str]) -> None:
+        """Make objects durable that were found present, or written by `write_many`."""
+        self.backend.sync(map(object_name, digests))
 
     def put_self_contained(self, digest: str, content: Buffer, width: int = 1) -> None:
         """Put a frame without a base in place of one that is missing or whose chain is broken.

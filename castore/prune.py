@@ -85,6 +85,8 @@ def prune(
     offline : bool
         The caller vouches that nobody else writes: needed where the store honours no conditions
         or the repository lies on a network file system without working locks.
+    progress : callable
+        Told the number of objects looked at, as they are looked at.
 
     Raises
     ------

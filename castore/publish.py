@@ -19,6 +19,7 @@ from typing import Literal, TypeVar
 from castore import document
 from castore.backend import MISSING, Backend, UnansweredError
 from castore.errors import AlreadyExistsError, BackendError, ObjectNotFoundError
+from castore.frame import Header
 from castore.objects import ObjectStore
 from castore.snapshot import FENCE, SnapshotName, name_of, parse_name
 
@@ -155,29 +156,40 @@ def newest_name(backend: Backend, namespace: str) -> SnapshotName | None:
 
 
 def verify(
-    store: ObjectStore, need: Sequence[str], heal: Heal, pulse: Callable[[], None]
+    store: ObjectStore,
+    need: Sequence[str],
+    heal: Heal,
+    pulse: Callable[[], None],
+    looked: dict[str, Header | None] | None = None,
 ) -> list[str]:
     """Look at every object of ``need`` and its bases as they are now; heal what is broken.
 
-    Gives what is broken still. ``pulse`` is called from time to time.
+    Gives what is broken still. ``pulse`` is called from time to time. ``looked`` is filled with
+    the headers last looked at, bases included.
     """
     for _ in range(3):
-        broken = store.broken(need, pulse)
+        broken = store.broken(need, pulse, looked)
         if not broken:
             return []
         lost = heal(broken)
         pulse()
         if lost:
             return lost
-    return store.broken(need, pulse)
+    return store.broken(need, pulse, looked)
 
 
 def publish_local(
     store: ObjectStore, data: bytes, namespace: str, key: str, need: Sequence[str], heal: Heal
 ) -> SnapshotName:
-    """Create the snapshot; the caller holds the shared lock."""
+    """Create the snapshot once all it stands on is durable; the caller holds the shared lock.
+
+    Another writer may have named a moment ago what this one found, bases included, and not have
+    made the names durable yet.
+    """
     backend = store.backend
-    _refuse_lost(backend, verify(store, need, heal, lambda: None))
+    looked: dict[str, Header | None] = {}
+    _refuse_lost(backend, verify(store, need, heal, lambda: None, looked))
+    store.sync(looked)
     for _ in range(_ATTEMPTS):
         name = fresh_name(backend, data, namespace, key)
         if create_snapshot(backend, name, data) == "committed":

@@ -10,7 +10,7 @@ from castore.digest import digest_of
 from castore.encode import encode
 from castore.errors import FormatError, InvalidInputError
 from castore.frame import MAX_CONTENT
-from castore.objects import ObjectStore, object_name
+from castore.objects import ObjectStore
 from castore.snapshot import Snapshot
 from castore.source import BaseFile, DiskFile, Draft, MemoryFile
 from castore.tree import Entry, File, Link, Tree, build_tree, check_target
@@ -75,10 +75,9 @@ def save(
             " commit in several snapshots"
         )
     digest = digest_of(content)
-    frame = encode(content, 1, None, "auto")
+    frame = b"".join(encode(content, 1, None, "auto"))
+    store.sync(tree.blobs())  # before the tree that names them
     added = len(frame) if store.create_many([(digest, frame)])[0] else 0
-    known = [d for e in draft.entries.values() if isinstance(e, File) for d in e.blobs()]
-    store.backend.sync([object_name(d) for d in [*committer.writer.found, *known]])
 
     def heal(broken: Sequence[str]) -> list[str]:
         if digest in broken:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from castore.digest import Buffer
 from castore.errors import BackendError, InvalidInputError
 from castore.tree import File, Folder, Link
 
@@ -41,6 +42,25 @@ class Reader:
             parts.append(part)
             start += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def content(self, start: int, stop: int, scratch: bytearray | None = None) -> Buffer:
+        """As `read`; private, or not changed before the commit has ended.
+
+        With ``scratch`` it may lie there, and is void once the caller uses that again.
+        """
+        if scratch is None or stop - start > len(scratch):
+            return self.read(start, stop)
+        view = memoryview(scratch)[: stop - start]
+        done = 0
+        while done < len(view):
+            try:
+                count = os.preadv(self._fd, [view[done:]], start + done)
+            except OSError as e:
+                raise BackendError(f"{self._source.path} cannot be read: {e.strerror}") from e
+            if not count:
+                raise self._changed()
+            done += count
+        return view
 
     def check(self) -> None:
         """`InvalidInputError` if the file is not the one that was scanned, or was changed since."""
@@ -84,6 +104,9 @@ class _MemoryReader:
 
     def read(self, start: int, stop: int) -> bytes:
         return bytes(self._data[start:stop])
+
+    def content(self, start: int, stop: int, scratch: bytearray | None = None) -> Buffer:
+        return memoryview(self._data)[start:stop]
 
     def check(self) -> None:
         """Bytes do not change."""
@@ -130,10 +153,10 @@ class Draft:
     """A snapshot to be: what a driver hands to `Repository.commit`.
 
     ``entries`` maps the tree's paths to sources; a `File` of an earlier tree of the same
-    repository stands for content that is stored already. ``base`` names what to delta-code against where
-    the caller knows: one ``SNAPSHOT[:PATH]`` for everything, or one for each path, where a
-    `BaseFile` or a `File` of an earlier tree will do as well. A wrong base costs bytes, never
-    correctness.
+    repository stands for content that is stored already. ``base`` names what to delta-code
+    against where the caller knows: one ``SNAPSHOT[:PATH]`` for everything, or one for each path,
+    where a `BaseFile` or a `File` of an earlier tree will do as well. A wrong base costs bytes,
+    never correctness.
     """
 
     entries: Mapping[str, SourceEntry]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -47,14 +47,20 @@ class Usage:
         return self.stored / self.logical if self.logical else 0.0
 
 
-def usage(repository: Repository, namespace: str | None = None) -> Usage:
+def usage(
+    repository: Repository,
+    namespace: str | None = None,
+    *,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Usage:
     """Measure a repository; ``namespace`` limits what is listed, not what counts as shared.
 
+    ``progress`` is told the number of objects looked at.
     Raises as `Repository.tree` when a snapshot cannot be read.
     """
     roots = Roots(repository)
     needs = roots.read("snapshots")
-    objects = list_objects(repository)
+    objects = list_objects(repository, progress=progress)
     closures = {name: closure(objects, need) & objects.keys() for name, need in needs.items()}
     logical = {name: roots.documents[name.path].size for name in needs}
     snapshots = _shares({n: [n] for n in needs}, closures, objects, logical)

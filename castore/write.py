@@ -5,10 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 
+from castore.frame import Parts
 from castore.objects import ObjectStore
 
-_BATCH_BYTES, _BATCH_FRAMES = 16 << 20, 256
-_WRITERS = 2
+_BATCH_BYTES, _BATCH_FRAMES = 4 << 20, 256
+_QUEUED = 32 << 20  # bytes of frames that wait or are being written
+_WRITERS = 8
 _PATIENCE = 0.02  # seconds to wait for more: a writer that waits for ever can starve the budget
 
 
@@ -30,29 +32,30 @@ class Budget:
 
 
 class FrameWriter:
-    """Writer threads behind a bounded queue: one writes a batch while the other waits for the disk.
+    """Writer threads behind a bounded queue: while some wait for the store, others write.
 
     A delta may so be put before its base. A writer that dies in between leaves at worst a delta
     that nobody needs; whoever meets it looks at its chain, and puts a frame without a base.
+    What was put is durable only once `ObjectStore.sync` was told.
 
     As a context it ends its threads on leaving and raises their failure, if nothing else did.
-    ``added`` counts the bytes newly stored, ``found`` holds the digests that were there already.
+    ``added`` counts the bytes newly stored, ``objects`` the frames that were not there yet.
     """
 
     def __init__(self, store: ObjectStore):
         self._store = store
-        self._queue: queue.Queue[tuple[str, bytes] | None] = queue.Queue()
-        self._budget = Budget(2 * _BATCH_BYTES)
+        self._queue: queue.Queue[tuple[str, Parts, int] | None] = queue.Queue()
+        self._budget = Budget(_QUEUED)
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._run) for _ in range(_WRITERS)]
         self.failure: BaseException | None = None
         self.added = self.objects = 0
-        self.found: set[str] = set()
 
-    def put(self, digest: str, data: bytes) -> None:
+    def put(self, digest: str, parts: Parts) -> None:
         """Queue a frame; waits while too much is queued."""
-        self._budget.take(len(data))
-        self._queue.put((digest, data))
+        size = sum(map(len, parts))
+        self._budget.take(size)
+        self._queue.put((digest, parts, size))
 
     def __enter__(self) -> FrameWriter:
         for thread in self._threads:
@@ -68,32 +71,35 @@ class FrameWriter:
             raise self.failure
 
     def _run(self) -> None:
-        more = True
-        while more:
-            batch: list[tuple[str, bytes]] = []
-            size = 0
-            while size < _BATCH_BYTES and len(batch) < _BATCH_FRAMES:
-                try:
-                    item = self._queue.get(timeout=_PATIENCE if batch else None)
-                except queue.Empty:
-                    break
-                if item is None:
-                    more = False
-                    break
-                batch.append(item)
-                size += len(item[1])
-            self._put(batch, size)
+        while self._one_batch():
+            pass
 
-    def _put(self, batch: list[tuple[str, bytes]], size: int) -> None:
+    def _one_batch(self) -> bool:
+        """Wait for a batch and put it; False after the last. Returning lets go of its frames."""
+        batch: list[tuple[str, Parts]] = []
+        size = 0
+        more = True
+        while size < _BATCH_BYTES and len(batch) < _BATCH_FRAMES:
+            try:
+                item = self._queue.get(timeout=_PATIENCE if batch else None)
+            except queue.Empty:
+                break
+            if item is None:
+                more = False
+                break
+            batch.append(item[:2])
+            size += item[2]
+        self._put(batch, size)
+        return more
+
+    def _put(self, batch: list[tuple[str, Parts]], size: int) -> None:
         try:
             if batch and self.failure is None:
-                created = self._store.create_many(batch)
+                created = self._store.write_many(batch)
                 with self._lock:
-                    for (digest, data), new in zip(batch, created, strict=True):
-                        self.added += len(data) * new
+                    for (_, parts), new in zip(batch, created, strict=True):
+                        self.added += sum(map(len, parts)) * new
                         self.objects += new
-                        if not new:
-                            self.found.add(digest)
         except BaseException as e:
             self.failure = self.failure or e
         finally:

@@ -6,8 +6,9 @@ stop a whole program between any two of its writes, which only the store's own t
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +50,13 @@ class Clock(Wrapped):
 
     def create_many(self, items: Sequence[tuple[str, Any]]) -> Any:
         versions = self.inner.create_many(items)
+        for (name, _), version in zip(items, versions, strict=True):
+            if version is not None:
+                self._written[name] = self.ahead
+        return versions
+
+    def write_many(self, items: Sequence[tuple[str, Any]]) -> Any:
+        versions = self.inner.write_many(items)
         for (name, _), version in zip(items, versions, strict=True):
             if version is not None:
                 self._written[name] = self.ahead
@@ -121,6 +129,10 @@ class Crashing(Wrapped):
         names = [name for name, _ in items]
         return self._write(names, lambda n: self.inner.create_many(items[:n]))
 
+    def write_many(self, items: Sequence[tuple[str, Any]]) -> Any:
+        names = [name for name, _ in items]
+        return self._write(names, lambda n: self.inner.write_many(items[:n]))
+
     def replace(self, name: str, data: Any, if_version: str) -> Any:
         return self._write([name], lambda n: n and self.inner.replace(name, data, if_version))
 
@@ -129,6 +141,39 @@ class Crashing(Wrapped):
 
     def delete_many(self, names: Sequence[str], expires: float | None = None) -> Any:
         return self._write(names, lambda n: self.inner.delete_many(names[:n], expires))
+
+
+class Volatile(Crashing):
+    """A `Crashing` disk that power goes from as well: what was not synced may be lost.
+
+    Harsher than a disk: `sync` saves the very names it is told, none beside them.
+    """
+
+    def __init__(self, inner: Any, at: int = -1, moment: str = "before"):
+        super().__init__(inner, at, moment)
+        self.loose: set[str] = set()
+
+    def write_many(self, items: Sequence[tuple[str, Any]]) -> Any:
+        there = {s.name for s in self.inner.list("objects")}
+        try:
+            return super().write_many(items)
+        finally:
+            now = {s.name for s in self.inner.list("objects")}
+            self.loose |= now & {n for n, _ in items} - there
+
+    def sync(self, names: Iterable[str]) -> None:
+        if self.dead:
+            raise Crash
+        wanted = list(names)
+        self.inner.sync(wanted)
+        self.loose -= set(wanted)
+
+    def lose(self, share: float, rng: random.Random) -> None:
+        """Power comes back: each name that was not synced is gone with this probability."""
+        for name in sorted(self.loose):
+            if rng.random() < share:
+                self.inner.delete(name)
+        self.loose.clear()
 
 
 class Outage(Wrapped):
@@ -216,6 +261,10 @@ class Counting(Wrapped):
     def create_many(self, items: Sequence[tuple[str, Any]]) -> Any:
         self.created += [n for n, _ in items]
         return self.inner.create_many(items)
+
+    def write_many(self, items: Sequence[tuple[str, Any]]) -> Any:
+        self.created += [n for n, _ in items]
+        return self.inner.write_many(items)
 
     def replace(self, name: str, data: Any, if_version: str) -> Any:
         self.replaced.append(name)

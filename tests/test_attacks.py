@@ -20,7 +20,7 @@ from castore.check import check
 from castore.commit import Committer, Options, _Blob, _File
 from castore.digest import digest_of
 from castore.errors import BackendError, CastoreError, FormatError, InvalidInputError
-from castore.frame import encode_raw
+from castore.frame import Parts, encode_raw
 from castore.objects import ObjectStore, object_name
 from castore.snapshot import Snapshot, name_of
 from castore.source import DEEPEST, DiskFile, MemoryFile, scan
@@ -78,11 +78,11 @@ def test_a_write_that_fails_in_the_middle_of_a_large_file_ends_the_commit(
             f.write(os.urandom(16))
     failed = threading.Event()
 
-    def full(self: ObjectStore, frames: list[tuple[str, bytes]]) -> list[bool]:
+    def full(self: ObjectStore, frames: list[tuple[str, Parts]]) -> list[bool]:
         failed.set()
         raise BackendError("the disk is full")
 
-    monkeypatch.setattr(ObjectStore, "create_many", full)
+    monkeypatch.setattr(ObjectStore, "write_many", full)
     outcome: list[BaseException] = []
 
     def commit() -> None:
@@ -118,7 +118,7 @@ def test_thousands_of_files_of_one_size_are_not_compared_with_each_other(
         repository.store, Options(), earlier, lambda _: None, progress=lambda _: None
     )
     file = _File("0", MemoryFile(b"abc"))
-    file.slices = [(_Blob(file, [(0, 3)], 1, 0), 0, 3)]
+    file.slices = [(_Blob(file, [(0, 3)], 1, 0, 0), 0, 3)]
     committer._hold(file)
     assert file.holding and len(file.candidates) <= 40
 

@@ -6,6 +6,8 @@ import io
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import xxhash
 
 from castore import frame
 from castore.commit import Options
+from castore.digest import digest_of
 from castore.errors import BackendError, CorruptObjectError, FormatError, InvalidInputError
 from castore.objects import object_name
 from castore.repository import Repository
@@ -502,3 +505,25 @@ def test_many_files_at_once_and_more_bytes_than_are_in_flight(tmp_path: Path) ->
     files["big"] = bytes(70 << 20)
     name = repository.commit(draft(files)).name
     assert contents(repository, name) == files
+
+
+def test_two_equal_blobs_at_once_of_which_one_is_the_others_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later one is registered first: the earlier waits for it, so it must not wait in turn."""
+    repository = new_repository("local", tmp_path)
+    calls, second = iter(range(100)), threading.Event()
+
+    def late_first(data: Any) -> str:
+        call = next(calls)
+        if call == 0:
+            assert second.wait(60)
+            time.sleep(0.2)  # the other needs a moment to be registered
+        digest = digest_of(data)
+        if call == 1:
+            second.set()
+        return digest
+
+    monkeypatch.setattr("castore.commit.digest_of", late_first)
+    files = {"m_0": weights().tobytes(), "m_1": weights().tobytes()}
+    assert contents(repository, repository.commit(draft(files)).name) == files

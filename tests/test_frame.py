@@ -93,7 +93,7 @@ def test_the_encoder_takes_any_width_and_any_base(
 ) -> None:
     width = n if n in (0, 1, 2, 4, 8) else 0
     given_base = Base(digest_of(base), 0, width or 1, base) if base is not None else None
-    made = encode(content, width, given_base, "auto")
+    made = b"".join(encode(content, width, given_base, "auto"))
     assert len(made) <= len(content) + frame.HEADER_SIZE
     assert bytes(open_frame(made, digest_of(content), base)) == content
 

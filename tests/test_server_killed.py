@@ -34,7 +34,7 @@ def test_a_commit_whose_server_is_killed_fails_and_loses_nothing(
     killed = threading.Event()
 
     def kill(call: Call) -> None:
-        writes = call.method in ("create", "create_many")
+        writes = call.method in ("create", "create_many", "write_many")
         if writes and call.name.startswith(moment) and not killed.is_set():
             killed.set()
             mortal.kill()

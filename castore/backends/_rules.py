@@ -17,9 +17,9 @@ _USERINFO = re.compile(r"//[^/@\s\"']*@")
 _SIGNED = re.compile(r"\?[^\s\"'>]*(?:Signature|X-Amz-|AWSAccessKeyId)[^\s\"'>]*", re.IGNORECASE)
 
 
-def refuse_large(name: str, data: Buffer, limit: int = MAX_OBJECT) -> None:
-    """`InvalidInputError` for more than ``limit`` bytes."""
-    size = memoryview(data).nbytes
+def refuse_large(name: str, *parts: Buffer, limit: int = MAX_OBJECT) -> None:
+    """`InvalidInputError` for parts of more than ``limit`` bytes together."""
+    size = sum(memoryview(part).nbytes for part in parts)
     if size > limit:
         raise InvalidInputError(
             f"{name}: {size} bytes, but one stored object has at most {limit}: cut it first"

@@ -160,12 +160,17 @@ class FsspecBackend:
                 result.append(None)
         return result
 
+    def write_many(
+        self, items: Sequence[tuple[str, Sequence[Buffer]]]
+    ) -> builtins.list[str | None]:
+        return self.create_many([(name, b"".join(parts)) for name, parts in items])
+
     def sync(self, names: Iterable[str]) -> None:
         """Nothing to sync."""
 
     def replace(self, name: str, data: Buffer, if_version: str) -> str:
         check_name(name)
-        refuse_large(name, data, MAX_REPLACE)
+        refuse_large(name, data, limit=MAX_REPLACE)
         with self._store.writing, self._told("write"):
             try:
                 current = self.stat(name).version

@@ -14,7 +14,6 @@ import os
 import stat as st
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -52,7 +51,6 @@ _ADVICE = {
 
 _OWN = {"lock", "lock.queue", "lock.replace"}
 _REPLACE_TIMEOUT = 60.0  # seconds; the lock is held for one small write
-_SYNCING = 4  # files of a batch that wait for the disk at once
 _AT_ONCE = 128  # files open at once: the usual limit of a process is 1024
 
 
@@ -122,33 +120,40 @@ class LocalBackend:
 
     def create_many(self, items: Sequence[tuple[str, Buffer]]) -> builtins.list[str | None]:
         """Write all, sync all, link all, then sync each folder once."""
-        for name, data in items:
+        versions = self.write_many([(name, (data,)) for name, data in items])
+        self.sync(name for name, _ in items)
+        return versions
+
+    def write_many(
+        self, items: Sequence[tuple[str, Sequence[Buffer]]]
+    ) -> builtins.list[str | None]:
+        for name, parts in items:
             check_name(name)
-            refuse_large(name, data)
+            refuse_large(name, *parts)
         versions: builtins.list[str | None] = []
         with self._told("write"):
             self._need_root()
             for i in range(0, len(items), _AT_ONCE):
-                versions += self._create_some(items[i : i + _AT_ONCE])
-            self._sync({self._path(name).parent for name, _ in items})
+                versions += self._write_some(items[i : i + _AT_ONCE])
         return versions
 
-    def _create_some(self, items: Sequence[tuple[str, Buffer]]) -> builtins.list[str | None]:
+    def _write_some(
+        self, items: Sequence[tuple[str, Sequence[Buffer]]]
+    ) -> builtins.list[str | None]:
         with contextlib.ExitStack() as stack:
             files: builtins.list[NewFile | None] = []
-            with ThreadPoolExecutor(_SYNCING) as pool:
-                sealed = []
-                for name, data in items:
-                    if os.path.lexists(self._path(name)):
-                        files.append(None)
-                        continue
-                    file = NewFile(self._root)
-                    stack.callback(file.close)
-                    file.write(data)
-                    sealed.append(pool.submit(file.seal))
-                    files.append(file)
-            for made in sealed:
-                made.result()
+            for name, parts in items:
+                if os.path.lexists(self._path(name)):
+                    files.append(None)
+                    continue
+                file = NewFile(self._root)
+                stack.callback(file.close)
+                for part in parts:
+                    file.write(part)
+                files.append(file)
+            for made in files:
+                if made is not None:
+                    made.seal()
             pairs = zip(items, files, strict=True)
             return [
                 None if f is None else self._link(f, self._path(name)) for (name, _), f in pairs
@@ -183,7 +188,7 @@ class LocalBackend:
         self._settled |= todo
 
     def replace(self, name: str, data: Buffer, if_version: str) -> str:
-        refuse_large(name, data, MAX_REPLACE)
+        refuse_large(name, data, limit=MAX_REPLACE)
         path = self._path(name)
         with self._told("write"), self._replacing():
             try:

@@ -145,16 +145,21 @@ class S3Backend:
         return version
 
     def create_many(self, items: Sequence[tuple[str, Buffer]]) -> builtins.list[str | None]:
-        for name, data in items:
+        return self.write_many([(name, (data,)) for name, data in items])
+
+    def write_many(
+        self, items: Sequence[tuple[str, Sequence[Buffer]]]
+    ) -> builtins.list[str | None]:
+        for name, parts in items:
             self._key(name)
-            refuse_large(name, data)
+            refuse_large(name, *parts)
         return self._run(lambda: self._create_all(items))
 
     def sync(self, names: Iterable[str]) -> None:
         """Nothing to sync: what S3 acknowledges is durable."""
 
     def replace(self, name: str, data: Buffer, if_version: str) -> str:
-        refuse_large(name, data, MAX_REPLACE)
+        refuse_large(name, data, limit=MAX_REPLACE)
         condition = {"IfMatch": if_version} if if_version else {"IfNoneMatch": "*"}
         version = self._run(lambda: self._writing(name, lambda: self._put(name, data, condition)))
         if version is None:
@@ -341,11 +346,14 @@ class S3Backend:
         put = lambda: self._put(name, data, {"IfNoneMatch": "*"})  # noqa: E731
         return await self._writing(name, put)
 
-    async def _create_all(self, items: Sequence[tuple[str, Buffer]]) -> builtins.list[str | None]:
+    async def _create_all(
+        self, items: Sequence[tuple[str, Sequence[Buffer]]]
+    ) -> builtins.list[str | None]:
         gate = Gate(_CONCURRENT, _CONCURRENT_BYTES)
 
-        async def one(name: str, data: Buffer) -> str | None:
-            async with gate.passing(len(data)):
+        async def one(name: str, parts: Sequence[Buffer]) -> str | None:
+            async with gate.passing(sum(map(len, parts))):
+                data = parts[0] if len(parts) == 1 else b"".join(parts)
                 for attempt in range(_ATTEMPTS):
                     try:
                         return await self._create(name, data)
@@ -355,7 +363,7 @@ class S3Backend:
                     await asyncio.sleep(random.uniform(0.5, 1) * 0.15 * 3**attempt)
             raise AssertionError("unreachable")
 
-        results = await asyncio.gather(*(one(n, d) for n, d in items), return_exceptions=True)
+        results = await asyncio.gather(*(one(n, p) for n, p in items), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result

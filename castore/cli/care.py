@@ -158,7 +158,8 @@ def prune(
     out = Output(json)
     seconds = parse_duration(grace)
     store = open_repository(repository)
-    report = sweep(store, dry_run=dry_run, grace=seconds, offline=offline)
+    with out.progress("prune", objects=True) as progress:
+        report = sweep(store, dry_run=dry_run, grace=seconds, offline=offline, progress=progress)
     _tell_prune(out, report)
     if report.failed:
         raise typer.Exit(PROBLEMS)

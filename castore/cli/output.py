@@ -46,14 +46,16 @@ class Output:
             typer.echo(text, err=True)
 
     @contextmanager
-    def progress(self, what: str, total: int | None = None) -> Iterator[Progress]:
-        """A bar with bytes and rate while the block runs, if stderr is a terminal."""
+    def progress(
+        self, what: str, total: int | None = None, *, objects: bool = False
+    ) -> Iterator[Progress]:
+        """A bar with bytes and rate, or objects, while the block runs; on a terminal only."""
         if not sys.stderr.isatty():
             yield lambda _: None
             return
         from castore.cli.progress import bar
 
-        with bar(what, total) as advance:
+        with bar(what, total, objects) as advance:
             yield advance
 
 

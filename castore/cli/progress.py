@@ -17,13 +17,13 @@ from rich.progress import (
 
 
 @contextmanager
-def bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr; gives what to tell the bytes done to. Gone when the block ends."""
+def bar(what: str, total: int | None, objects: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, gone at the end; gives what to tell the bytes, or objects, done to."""
+    counted = (TextColumn("{task.completed:,.0f} objects"),)
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
+        *(counted if objects else (DownloadColumn(), TransferSpeedColumn())),
         TimeElapsedColumn(),
     )
     # Results go to stdout, which may be a pipe: rich must not redirect it to the terminal.

@@ -237,7 +237,8 @@ def usage(repository: RepositoryUrl, namespace: Namespace = None, json: Json = F
     from castore.usage import usage as measure
 
     out = Output(json)
-    found = measure(open_repository(repository), namespace)
+    with out.progress("usage", objects=True) as progress:
+        found = measure(open_repository(repository), namespace, progress=progress)
     for kind, shares in (("namespace", found.namespaces), ("snapshot", found.snapshots)):
         for share in shares:
             out.document(kind, **_share_fields(share))

@@ -19,6 +19,7 @@ from castore.cutters import ENTRIES, Bounded, Malformed, Ranges, Span, npy, stor
 
 MAGIC = b"PK\x03\x04"
 _DIRECTORY = 64 << 20
+_TAIL = 128  # bytes looked through first: what lies before is a tensor, dear to fetch
 _PICKLE = 4 << 20
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
@@ -68,6 +69,50 @@ def spans(file: Bounded, least: int) -> list[Span]:
     return [s for s in found if s.stop - s.start >= least]
 
 
+class Archive:
+    """The members of an archive by name, for a description; `Malformed` where two share a name.
+
+    Parameters
+    ----------
+    file : Bounded
+    most : int
+        Members; more are `Malformed`, which bounds memory.
+    """
+
+    def __init__(self, file: Bounded, most: int):
+        self._file = file
+        directory = _find_directory(file)
+        if directory.entries > most:
+            raise Malformed(f"{directory.entries} members, more than {most}")
+        ranges = Ranges(directory.start)
+        self._stop = directory.start
+        self._members: dict[str, _Member] = {}
+        self._located: dict[str, tuple[int, int]] = {}
+        for m in _members(file, directory):
+            ranges.add(m.offset, m.offset + _LOCAL.size + len(m.name) + m.length)
+            name = m.name.decode("utf-8", "replace")
+            if name in self._members:
+                raise Malformed(f"{name!r} twice")
+            self._members[name] = m
+        self._offsets = ranges.disjoint()
+
+    def sizes(self) -> dict[str, int | None]:
+        """Bytes of each member, in the directory's order; None for one that is not stored plain."""
+        return {n: m.length if m.stored else None for n, m in self._members.items()}
+
+    def locate(self, name: str) -> tuple[int, int]:
+        """Where the bytes of a stored member lie in the file; reads its local header, once."""
+        found = self._located.get(name)
+        if found is None:
+            found = self._located[name] = self._locate(self._members[name])
+        return found
+
+    def _locate(self, member: _Member) -> tuple[int, int]:
+        after = bisect_right(self._offsets, member.offset)
+        limit = self._offsets[after] if after < len(self._offsets) else self._stop
+        return _data(self._file, member, limit)
+
+
 def _span(file: Bounded, member: _Member, start: int, stop: int, widths: dict[bytes, int]) -> Span:
     if member.name.endswith(b".npy"):
         try:
@@ -92,9 +137,15 @@ def _widths(
 
 
 def _find_directory(file: Bounded) -> _Directory:
-    tail_at = max(0, file.size - _END.size - _MAX16)
+    tail_at = max(0, file.size - _TAIL)
     tail = file.get(tail_at, file.size)
     at = _find_end(tail)
+    if at < 0:  # it stands before a long comment
+        tail_at = max(0, file.size - _END.size - _MAX16)
+        tail = file.get(tail_at, file.size)
+        at = _find_end(tail)
+    if at < 0:
+        raise Malformed("no end record")
     _, disk, start_disk, here, count, length, start, _ = _END.unpack_from(tail, at)
     stop = tail_at + at
     if stop >= _LOCATOR.size:
@@ -113,14 +164,14 @@ def _find_directory(file: Bounded) -> _Directory:
 
 
 def _find_end(tail: bytes | bytearray) -> int:
-    """Where the end record starts whose comment ends with the file."""
+    """Where the end record starts whose comment ends with the file, or -1."""
     at = tail.rfind(b"PK\x05\x06")
     while at >= 0:
         rest = len(tail) - at - _END.size
         if rest >= 0 and int.from_bytes(tail[at + 20 : at + 22], "little") == rest:
             return at
         at = tail.rfind(b"PK\x05\x06", 0, at)
-    raise Malformed("no end record")
+    return -1
 
 
 def _members(file: Bounded, directory: _Directory) -> Iterator[_Member]:

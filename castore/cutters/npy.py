@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import NamedTuple
 
 from castore.cutters import Bounded, Malformed, Span
 
@@ -15,9 +16,20 @@ MAGIC = b"\x93NUMPY"
 _HEAD = 12  # magic, version, and the header's length in 2 or 4 bytes
 _HEADER = 1 << 16
 _LITERAL = re.compile(
-    rb"\{'descr': '[<>|=]([biufcmMSUV])([0-9]{1,9})(?:\[[0-9A-Za-z]{1,16}\])?', "
-    rb"'fortran_order': (?:True|False), 'shape': \(([0-9, ]{0,1024})\), \} *\n"
+    rb"\{'descr': '([<>|=])([biufcmMSUV])([0-9]{1,9})(?:\[[0-9A-Za-z]{1,16}\])?', "
+    rb"'fortran_order': (True|False), 'shape': \(([0-9, ]{0,1024})\), \} *\n"
 )
+
+
+class Header(NamedTuple):
+    """What a NumPy header says: ``descr`` such as ``<f4``, and where the array's bytes lie."""
+
+    descr: str
+    fortran: bool
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    width: int
 
 
 def spans(file: Bounded, least: int) -> list[Span]:
@@ -32,6 +44,12 @@ def array(file: Bounded, start: int, stop: int) -> Span:
     What follows the header of structured and object arrays counts as the array: width 0.
     `Malformed` if the header is none, or promises more bytes than there are.
     """
+    found = header(file, start, stop)
+    return found if isinstance(found, Span) else Span(found.start, found.stop, found.width)
+
+
+def header(file: Bounded, start: int, stop: int) -> Header | Span:
+    """The header of the NumPy file at ``[start, stop)``; only a range for other arrays' ones."""
     head = file.get(start, min(stop, start + _HEAD))
     if len(head) < _HEAD or head[:6] != MAGIC or head[6] not in (1, 2, 3):
         raise Malformed("no NumPy header")
@@ -42,11 +60,14 @@ def array(file: Bounded, start: int, stop: int) -> Span:
     literal = _LITERAL.fullmatch(file.get(text, data))
     if literal is None:
         return Span(data, stop, 0)
-    size, width = _element(literal[1], int(literal[2]))
-    end = data + size * _count(literal[3])
+    order, kind, count, fortran, shape = literal.groups()
+    size, width = _element(kind, int(count))
+    dimensions = _dimensions(shape)
+    end = data + size * math.prod(dimensions)
     if end > stop:
         raise Malformed("array beyond its end")
-    return Span(data, end, width)
+    descr = (order + kind + count).decode()
+    return Header(descr, fortran == b"True", dimensions, data, end, width)
 
 
 def _element(kind: bytes, size: int) -> tuple[int, int]:
@@ -57,8 +78,8 @@ def _element(kind: bytes, size: int) -> tuple[int, int]:
     return size, width if width in (1, 2, 4, 8) else 0
 
 
-def _count(shape: bytes) -> int:
+def _dimensions(shape: bytes) -> tuple[int, ...]:
     try:
-        return math.prod(int(n) for n in shape.split(b",") if n.strip())
+        return tuple(int(n) for n in shape.split(b",") if n.strip())
     except ValueError as e:
         raise Malformed("shape") from e

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from castore.cutters import ENTRIES, Bounded, Malformed, Ranges, Span
 
@@ -38,6 +39,21 @@ _CLOSED = re.compile(rb"\s*\}" + _NEXT)
 _END = re.compile(rb"\s*\}\s*\Z")
 
 
+class Entry(NamedTuple):
+    """One tensor: the bytes of the header between its name's quotes, and what the header says.
+
+    ``start`` and ``stop`` count from the end of the header; ``width`` in bytes, 0 for a dtype
+    that is not known here, whose shape was not compared with its range.
+    """
+
+    name_at: tuple[int, int]
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    width: int
+
+
 def looks_like(head: bytes | bytearray) -> bool:
     """Whether a file that starts with ``head`` may be one: there is no magic number."""
     return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _HEADER
@@ -45,20 +61,40 @@ def looks_like(head: bytes | bytearray) -> bool:
 
 def spans(file: Bounded, least: int) -> list[Span]:
     """The tensors of ``least`` bytes or more. Empty tensors are legal, duplicate names are not."""
-    length = int.from_bytes(file.get(0, 8), "little")
-    if length > _HEADER:
-        raise Malformed(f"header of {length} bytes")
-    data = 8 + length
+    header, data = read_header(file)
     names: set[bytes] = set()
     ranges, big = Ranges(max(0, file.size - data)), []
-    for name, start, stop, width in _tensors(_without_escapes(file.get(8, data))):
-        ranges.add(start, stop)
-        names.add(name)
-        if stop - start >= least:
-            big.append(Span(data + start, data + stop, width))
+    readable = _without_escapes(header)
+    for e in _tensors(readable):
+        ranges.add(e.start, e.stop)
+        names.add(bytes(readable[slice(*e.name_at)]))
+        if e.stop - e.start >= least:
+            big.append(Span(data + e.start, data + e.stop, e.width))
     if len(names) != len(ranges.disjoint()):
         raise Malformed("a name twice")
     return sorted(big)
+
+
+def read_header(file: Bounded) -> tuple[bytes | bytearray, int]:
+    """The header's JSON, and where in the file the tensors' bytes begin."""
+    length = int.from_bytes(file.get(0, 8), "little")
+    if length > _HEADER:
+        raise Malformed(f"header of {length} bytes")
+    return file.get(8, 8 + length), 8 + length
+
+
+def entries(header: bytes | bytearray) -> Iterator[Entry]:
+    """The tensors of a header, in its order; ranges and names are not compared with one another."""
+    return _tensors(_without_escapes(header))
+
+
+def metadata_at(header: bytes | bytearray) -> int | None:
+    """Where the object of ``__metadata__`` begins in a header that `entries` accepts, or None."""
+    readable, at = _without_escapes(header), 1
+    while tensor := _TENSOR.match(readable, at):
+        at = tensor.end()
+    found = _METADATA.match(readable, at)
+    return readable.rindex(b"{", at, found.end()) if found else None
 
 
 def _without_escapes(header: bytes | bytearray) -> bytes | bytearray:
@@ -71,8 +107,8 @@ def _without_escapes(header: bytes | bytearray) -> bytes | bytearray:
     return header.replace(b"\\\\", b"\xff\xfe").replace(b'\\"', b"\xff\xfd")
 
 
-def _tensors(header: bytes | bytearray) -> Iterator[tuple[bytes, int, int, int]]:
-    """Name, start, stop and width of each tensor, in the header's order."""
+def _tensors(header: bytes | bytearray) -> Iterator[Entry]:
+    """Each tensor, in the header's order."""
     if header[:1] != b"{" or header.count(b'"data_offsets"') > ENTRIES:
         raise Malformed("no header, or too many tensors")
     at, metadata = 1, False
@@ -86,7 +122,7 @@ def _tensors(header: bytes | bytearray) -> Iterator[tuple[bytes, int, int, int]]
         if tensor is None:
             raise Malformed(f"header, byte {at}")
         at = tensor.end()
-        yield _tensor(*tensor.groups())
+        yield _tensor(tensor)
 
 
 def _after_metadata(header: bytes | bytearray, at: int) -> int:
@@ -101,20 +137,19 @@ def _after_metadata(header: bytes | bytearray, at: int) -> int:
     return closed.end()
 
 
-def _tensor(
-    name: bytes, dtype: bytes | None, shape: bytes | None, start: bytes | None, stop: bytes | None
-) -> tuple[bytes, int, int, int]:
-    """The values of one entry; `Malformed` where the shape does not fill the range exactly."""
+def _tensor(match: re.Match[bytes]) -> Entry:
+    """One entry; `Malformed` where the shape does not fill the range exactly."""
+    name, dtype, shape, start, stop = match.groups()
     if dtype is None or shape is None or start is None or stop is None:
         raise Malformed(f"{name!r}: a field twice")
     try:
-        dimensions = [int(n) for n in shape.split(b",")] if shape.strip() else []
+        dimensions = tuple(int(n) for n in shape.split(b",")) if shape.strip() else ()
     except ValueError as e:
         raise Malformed(f"{name!r}: shape") from e
-    first, last = int(start), int(stop)
-    bits = 8 if dtype.startswith(b"F8_") else _BITS.get(dtype.decode())
+    kind, first, last = dtype.decode(), int(start), int(stop)
+    bits = 8 if kind.startswith("F8_") else _BITS.get(kind)
     if bits is None:  # newer than this table: the range still says where it lies
-        return name, first, last, 0
+        return Entry(match.span(1), kind, dimensions, first, last, 0)
     if math.prod(dimensions) * bits != (last - first) * 8:
         raise Malformed(f"{name!r}: shape and range disagree")
-    return name, first, last, max(8, bits) // 8
+    return Entry(match.span(1), kind, dimensions, first, last, max(8, bits) // 8)

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import pytest
 
 from castore.backend import MAX_OBJECT, MISSING, Backend, ExpiredError
+from castore.digest import Buffer
 from castore.errors import AlreadyExistsError, InvalidInputError, ObjectNotFoundError
 
 T = TypeVar("T")
@@ -194,6 +195,28 @@ class BackendTests:
         assert backend.create_many(items) == [None] * 100
         assert backend.create_many([]) == []
         backend.sync(name for name, _ in items)
+
+    def test_write_many_joins_parts(self, backend: Backend) -> None:
+        items: list[tuple[str, tuple[Buffer, ...]]] = [
+            ("objects/00/1", (b"head", memoryview(b"payload"), bytearray(b""))),
+            ("objects/00/2", (b"one",)),
+            ("objects/01/3", ()),
+        ]
+        versions = backend.write_many(items)
+        assert versions == [backend.stat(name).version for name, _ in items]
+        assert [self.raw_get(n) for n, _ in items] == [b"headpayload", b"one", b""]
+        backend.sync(name for name, _ in items)
+        assert backend.write_many(items) == [None] * 3
+        assert backend.create_many([("objects/00/2", b"one")]) == [None]
+        assert backend.write_many([]) == []
+
+    def test_write_many_counts_all_parts(self, backend: Backend) -> None:
+        parts = (bytes(MAX_OBJECT), b"x")
+        with pytest.raises(InvalidInputError):
+            backend.write_many([(NAME, parts)])
+        with pytest.raises(InvalidInputError):
+            backend.write_many([("../x", (b"",))])
+        assert self.raw_list() == []
 
     def test_create_many_of_one_name_twice(self, backend: Backend) -> None:
         versions = backend.create_many([(NAME, b"same"), (NAME, b"same")])

@@ -105,6 +105,15 @@ class FaultyBackend:
     def _create_one(self, name: str, data: Buffer) -> str | None:
         return self._call("create_many", name, lambda: self.inner.create_many([(name, data)])[0])
 
+    def write_many(
+        self, items: Sequence[tuple[str, Sequence[Buffer]]]
+    ) -> builtins.list[str | None]:
+        """As `Backend.write_many`, but ends at the first failure."""
+        return [self._write_one(name, parts) for name, parts in items]
+
+    def _write_one(self, name: str, parts: Sequence[Buffer]) -> str | None:
+        return self._call("write_many", name, lambda: self.inner.write_many([(name, parts)])[0])
+
     def sync(self, names: Iterable[str]) -> None:
         """As `Backend.sync`."""
         wanted = list(names)

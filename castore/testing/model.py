@@ -104,6 +104,11 @@ class ModelBackend:
                 result.append(self.world.names[name][2] if name in self.world.names else None)
         return result
 
+    def write_many(
+        self, items: Sequence[tuple[str, Sequence[Buffer]]]
+    ) -> builtins.list[str | None]:
+        return self.create_many([(name, b"".join(parts)) for name, parts in items])
+
     def sync(self, names: Iterable[str]) -> None:
         """Nothing to sync."""
 
