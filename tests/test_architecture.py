@@ -104,7 +104,8 @@ def of_driver(path: Path) -> str:
 
 
 PUBLIC = {
-    *("backend", "backends", "cli", "digest", "document", "errors", "snapshot", "source", "tensors"),
+    *("backend", "backends", "cli", "digest", "document", "errors"),
+    *("snapshot", "source", "tensors"),
 }
 
 

@@ -1,6 +1,8 @@
 """Run by the public tool's own interpreter: opens a root and tells, as JSON, what it resumed.
 
-python public_tool.py ROOT ANSWER.json
+python public_tool.py ROOT ANSWER.json training|fixture [STEP]
+
+With STEP it saves weights of ones under that step, after it told.
 """
 
 from __future__ import annotations
@@ -45,6 +47,17 @@ class Net(torch.nn.Module):
         self.register_buffer("count", torch.zeros(()))
 
 
+class TinyNet(torch.nn.Module):
+    """As the training that wrote the fixture has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = torch.nn.Linear(8, 16)
+        self.bn = torch.nn.BatchNorm1d(16)
+        self.drop = torch.nn.Dropout(0.2)
+        self.fc2 = torch.nn.Linear(16, 3)
+
+
 def digest(tensor: torch.Tensor) -> str:
     head = f"{tensor.dtype}|{tuple(tensor.shape)}|".encode()
     return hashlib.sha256(head + tensor.contiguous().numpy().tobytes()).hexdigest()
@@ -54,13 +67,13 @@ def digests(state: dict[str, Any]) -> dict[str, str]:
     return {k: digest(v) for k, v in state.items() if isinstance(v, torch.Tensor)}
 
 
-def main(root: str, answer: str) -> None:
+def main(root: str, answer: str, model: str, step: str = "") -> None:
     torch.manual_seed(77)
-    net = Net()
+    net: torch.nn.Module = Net() if model == "training" else TinyNet()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.5)
     frame = LedgeredDataFrameManager(enable_flushing_threads=False)
     ledgers.register_dataframe(frame)
-    frame.upsert_df(table())
+    frame.upsert_df(table("s" if model == "training" else ""))
     logger = LoggerQueue()
     ledgers.register_model(net)
     ledgers.register_optimizer(optimizer)
@@ -72,43 +85,69 @@ def main(root: str, answer: str) -> None:
         "current": manager.current_exp_hash,
         "latest": latest,
         "errors": manager.error_loading_checkpoint,
-        "hashes": manager.get_all_hashes(),
+        "hashes": [h["hash"] for h in manager.get_all_hashes()],
         "runs": {
             r["hash"]: [r["experiment_name"], r["notes"], r["latest_weight_step"], r["is_current"]]
             for r in manager.list_runs()
         },
         "weights": digests(net.state_dict()),
-        "optimizer": digests(optimizer.state_dict()["state"][0]),
-        "step": getattr(net, "current_step", None),
-        "config": dict(ledgers.get_hyperparams()),
+        "optimizer": digests(optimizer.state_dict()["state"].get(0, {})),
+        "step": [int(ledgers.get_model().current_step), manager._model_init_step],
+        "config": json.loads(json.dumps(dict(ledgers.get_hyperparams()), default=resolved)),
         "randoms": randoms,
         "discarded": marked(view, "discarded"),
         "hard": marked(view, "tag:hard") if "tag:hard" in view else None,
         "signals": curves(logger),
-        "per_sample": logger.get_signal_history_per_sample(),
-        "states": {h: state(manager, h) for h in hashes_of(manager)},
+        "per_sample": samples(logger),
+        "states": {h["hash"]: state(manager, h["hash"]) for h in manager.get_all_hashes()},
     }
     Path(answer).write_text(json.dumps(found, default=str))
+    if step:
+        for parameter in net.parameters():
+            torch.nn.init.ones_(parameter)
+        logger.chkpt_manager = manager
+        logger.add_scalars("loss", {"loss": 0.125}, int(step), {}, aggregate_by_step=False)
+        saved = manager.save_model_checkpoint(step=int(step))
+        manager.flush_logger_to_disk()
+        print(saved)
     os._exit(0)  # its threads would keep the interpreter
 
 
-def table() -> pd.DataFrame:
-    ids = [f"s{i}" for i in range(SAMPLES)]
+def table(prefix: str) -> pd.DataFrame:
+    ids = [f"{prefix}{i}" for i in range(SAMPLES)]
     rows = pd.DataFrame({"sample_id": ids, "annotation_id": 0, "discarded": False})
     return rows.set_index(["sample_id", "annotation_id"])
+
+
+def resolved(value: Any) -> Any:
+    """What stands behind one of that tool's proxies of a value."""
+    return value._resolve()
 
 
 def marked(view: pd.DataFrame, column: str) -> list[str]:
     return sorted(view["sample_id"][view[column].fillna(False).astype(bool)].astype(str))
 
 
-def curves(logger: LoggerQueue) -> dict[str, Any]:
+def curves(logger: LoggerQueue) -> list[dict[str, Any]]:
+    """Every point as its own query gives it."""
     history = logger.get_signal_history(max_points=None)
-    return {"rows": [str(r) for r in history]} if isinstance(history, list) else history
+    return [
+        {"metric": metric, "hash": hash, "step": int(step), "value": point["metric_value"]}
+        for metric, by_hash in history.items()
+        for hash, by_step in by_hash.items()
+        for step, points in by_step.items()
+        for point in points
+    ]
 
 
-def hashes_of(manager: CheckpointManager) -> list[str]:
-    return list(manager._load_manifest()["experiments"])
+def samples(logger: LoggerQueue) -> list[list[Any]]:
+    history = logger.get_signal_history_per_sample()
+    return [
+        [metric, hash, p["sample_id"], p["model_age"], p["metric_value"]]
+        for metric, by_hash in history.items()
+        for hash, points in by_hash.items()
+        for p in points
+    ]
 
 
 def state(manager: CheckpointManager, hash: str) -> dict[str, Any]:
@@ -130,4 +169,4 @@ def state(manager: CheckpointManager, hash: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +18,21 @@ import yaml
 
 from castore import FormatError, Repository
 from castore_experiments import CheckpointManager, rng, weightslab
+from castore_experiments.audit import audit
 from castore_experiments.components import WEIGHTSLAB_2
 from castore_experiments.documents import read_object
+from castore_experiments.export import export
 from castore_experiments.files import Files, open_files
 from castore_experiments.folder import FolderRecords
 from castore_experiments.importer import Imported, import_root
+from castore_experiments.layout import FOREIGN_STATE
+from castore_experiments.options import Options
+from castore_experiments.place import Place, World
 from castore_experiments.records import Records
 from tests.drivers.experiments import fixture
 from tests.drivers.experiments.fixture import HASHES, LATEST, ROOT, Program
 from tests.drivers.experiments.places import KINDS, place
+from tests.drivers.experiments.training import Training, equal
 
 MODEL = HASHES[LATEST]["segments"]["model"]
 
@@ -60,9 +71,11 @@ def open_elsewhere(root: str) -> CheckpointManager:
     return opened_elsewhere(root, repository)
 
 
-def opened_elsewhere(root: str, repository: Repository) -> CheckpointManager:
+def opened_elsewhere(
+    root: str, repository: Repository, fresh: str | None = None
+) -> CheckpointManager:
     options = {"repository": repository.url, "namespace": "old"}
-    return CheckpointManager(f"{root}-fresh", checkpoint_manager=options, report=nothing)
+    return CheckpointManager(fresh or f"{root}-fresh", checkpoint_manager=options, report=nothing)
 
 
 Open = Callable[[str], CheckpointManager]
@@ -147,9 +160,7 @@ def test_labels_are_those_of_the_content(root: str) -> None:
     """Scheme weightslab-2 gives the segments that the tool gave."""
     with open_in_place(root) as manager:
         for hash, known in HASHES.items():
-            loaded = manager.load_checkpoint(
-                hash, load_weights=False, load_config=True, force=True
-            )
+            loaded = manager.load_checkpoint(hash, load_weights=False, load_config=True, force=True)
             table = loaded["data_state"]["snapshot"].reset_index()
             state = fixture_state(table)
             labels = known["segments"]
@@ -283,6 +294,49 @@ def test_every_hash_can_be_branched_from(root: str) -> None:
             assert {k: fixture.tensor_digest(v) for k, v in state.items()} == expected
 
 
+def test_what_was_taken_in_verifies(root: str) -> None:
+    """Names against content, labels against digests, manifest and curves against snapshots."""
+    with CheckpointManager(root, report=nothing) as manager:
+        assert manager.set_run_notes(LATEST, "seen")
+        program = Program()
+        manager.watch(**program.watched())
+        program.data.loc[5, "discarded"] = True
+        manager.update_experiment_hash(dump_immediately=True)
+    records, files = kept(root)
+    assert list(audit(records, files)) == []
+    entry = yaml.safe_load(files.get("checkpoints/manifest.yaml"))["experiments"][LATEST]
+    assert entry["notes"] == "seen"
+
+
+def test_its_state_file_follows(root: str) -> None:
+    """The public tool believes that file more than the manifest."""
+    files, program = open_files(root), Program()
+    files.replace(
+        FOREIGN_STATE,
+        json.dumps({**ROOT["manager_state"], "somebody": "else"}).encode(),
+        version(files, FOREIGN_STATE),
+    )
+    with watched(root, program) as manager:
+        program.data.loc[3, "discarded"] = True
+        hash = manager.update_experiment_hash(dump_immediately=True).hash
+        manager.save_model_checkpoint(step=20)
+    state = read_object(files.get(FOREIGN_STATE), "state")
+    assert state["somebody"] == "else" and state["last_updated"] > "2026"
+    assert (state["current_exp_hash"], state["previous_exp_hash"]) == (hash, LATEST)
+    assert (state["step_counter"], state["model_init_step"]) == (20, 6)
+    labels = {"hp": hash[:8], "model": hash[8:16], "data": hash[16:]}
+    assert state["component_hashes"] == {**labels, "combined": hash}
+
+
+def test_a_damaged_state_file_is_told_and_left(tmp_path: Path) -> None:
+    files = fixture.lay(str(tmp_path / "single"), frozenset({FOREIGN_STATE}))
+    files.create(FOREIGN_STATE, b'{"current_exp')
+    lines: list[str] = []
+    with CheckpointManager(files.url, report=lines.append) as manager:
+        assert manager.current_exp_hash == LATEST
+    assert any(FOREIGN_STATE in line for line in lines)
+
+
 # -- import
 
 
@@ -344,6 +398,105 @@ def test_import_while_the_root_is_written(
     assert counts(done) == (0, 0, 0, 0) and not lines
     with opened_elsewhere(root, repository) as manager:
         test_every_value_of_the_fixture(manager)
+
+
+class Boom:
+    """Its pickle would end the process."""
+
+    def __reduce__(self) -> Any:
+        return os.abort, ()
+
+
+def test_a_root_that_would_run_code_is_imported_without_running_it(tmp_path: Path) -> None:
+    """SE1: 'opening a root runs code' there. Weights with code are left out, pickles only kept."""
+    files = fixture.lay(str(tmp_path / "single"))
+    name = f"checkpoints/{HASHES[LATEST]['steps']['12']['file']}"
+    out = io.BytesIO()
+    torch.save({"step": 12, "exp_hash": LATEST, "model_state_dict": Boom()}, out)
+    files.replace(name, out.getvalue(), version(files, name))
+    architecture = f"checkpoints/models/{MODEL}/{MODEL}_architecture.pkl"
+    files.create(architecture, pickle.dumps(Boom()))
+    repository = Repository.init(str(tmp_path / "store"))
+    done, lines = importing(files.url, repository)
+    assert counts(done) == (4, FILES - 1, ROWS, 1)
+    assert any("step_000012" in line for line in lines)
+    with opened_elsewhere(files.url, repository, str(tmp_path / "fresh")) as manager:
+        assert manager.load_checkpoint(LATEST)["weights"]["step"] == 10
+        assert manager.load_checkpoint(LATEST)["model"] is None
+
+
+@pytest.mark.parametrize("suffix", ["_architecture.pkl", "_architecture_ref.json"])
+def test_architectures_that_are_cut_off(tmp_path: Path, suffix: str) -> None:
+    files = fixture.lay(str(tmp_path / "single"))
+    whole = {
+        "_architecture.pkl": pickle.dumps(fixture.TinyNet()),
+        "_architecture_ref.json": json.dumps({"architecture_hash": "57854ac3"}).encode(),
+    }[suffix]
+    name = f"checkpoints/models/{MODEL}/{MODEL}{suffix}"
+    repository = Repository.init(str(tmp_path / "store"))
+    files.create(name, whole[:-3])
+    done, lines = importing(files.url, repository)
+    assert done.left == 1 and any(suffix in line for line in lines)
+    files.replace(name, whole, version(files, name))
+    done, lines = importing(files.url, repository)
+    assert counts(done) == (1, 0, 0, 0) and not lines
+
+
+def test_a_table_in_json_stands_in_for_parquet(tmp_path: Path) -> None:
+    """The public tool writes columns of values by row where it cannot write Parquet."""
+    parquet = "checkpoints/data/448e10ce/448e10ce_data_snapshot.parquet"
+    files = fixture.lay(str(tmp_path / "single"), frozenset({parquet}))
+    table = pd.read_parquet(io.BytesIO(dict(fixture.members())[parquet]))
+    rows = table.to_json(orient="columns").encode()
+    files.create(parquet.replace(".parquet", ".data.json"), rows)
+    hash = "e865e10e57854ac3448e10ce"
+    with CheckpointManager(files.url, report=nothing) as manager:
+        _check_documents(manager, hash, HASHES[hash])
+        assert manager.set_run_notes(hash, "taken in")
+    with CheckpointManager(files.url, report=nothing) as manager:
+        _check_documents(manager, hash, HASHES[hash])
+
+
+def test_a_root_of_ours_whose_repository_is_gone(root: str) -> None:
+    """Its documents tell the rest; types that YAML lacks are no damage."""
+    root = f"{root}-ours"
+    training = Training()
+    with CheckpointManager(root) as manager:
+        training.watch(manager)
+        first = manager.update_experiment_hash(dump_immediately=True).hash
+        training.config["lr"] = 0.5
+        second = manager.update_experiment_hash(dump_immediately=True).hash
+        training.train(3, manager)
+        manager.save_model_checkpoint(step=3)
+    assert export(*kept(root), None, nothing) == 2
+    files = open_files(root)
+    for stat in list(files.list(".castore")):
+        files.delete(stat.name)
+    again = Training(seed=9)
+    again.config["lr"] = 0.5
+    with CheckpointManager(root, report=nothing) as manager:
+        again.watch(manager)
+        assert manager.current_exp_hash == second
+        assert equal(again.weights(), training.weights())
+        assert manager.update_experiment_hash() == (second, False, set())
+        manager.save_model_checkpoint(step=4)
+        assert manager.load_state(first, force=True)
+        assert again.config["betas"] == [0.9, 0.99], "all that is left of a tuple"
+        assert manager.update_experiment_hash() == (first, False, set())
+        again.config["betas"] = (0.9, 0.99)
+        assert manager.update_experiment_hash() == (first, False, set())
+        again.config["layers"][0] = 9
+        assert manager.update_experiment_hash().changed == {"hp"}
+        again.config["layers"][0] = 8
+        assert manager.update_experiment_hash().hash == first
+        assert len(manager.signals("loss")) == 3
+    assert list(audit(*kept(root))) == []
+
+
+def kept(root: str) -> tuple[Records, Files]:
+    place = Place(root, Options(), World(None, nothing, time.time, lambda: "00000000"))
+    assert isinstance(place.archive, Records)
+    return place.archive, place.files
 
 
 def test_notes_and_names_are_taken_in(root: str) -> None:

@@ -108,7 +108,7 @@ def test_pending_edits_are_told_at_reopening(root: str) -> None:
     said = Said()  # the first manager is never closed: its process ended
     again = opened(root, said)
     assert again.current_exp_hash == written
-    assert said.has(f"changes of hp since ") and said.has(pending)
+    assert said.has("changes of hp since ") and said.has(pending)
     again.watch(hyperparameters=config)
     assert again.update_experiment_hash(dump_immediately=True).hash == pending
     again.close()
@@ -131,7 +131,7 @@ def test_a_copied_root_goes_on_in_a_namespace_of_its_own(tmp_path: Path) -> None
     shutil.copytree(first, second)
     said = Said()
     with opened(second, said, checkpoint_manager={"namespace": namespace(first)}) as copy:
-        copy.watch(model=net(fill=2.0))
+        copy.watch(model=net())
         assert copy.save_model_checkpoint(step=2).parent.is_relative_to(second)  # type: ignore[union-attr]
         hash = copy.current_exp_hash or ""
         assert copy.get_checkpoint_info(hash)["steps"] == [1, 2]
@@ -197,7 +197,9 @@ def test_a_deleted_checkpoints_folder_is_rebuilt(root: str) -> None:
     assert after.keys() == before.keys()
     derived = ("checkpoints/manifest.yaml", "checkpoints/loggers/loggers.duckdb")
     assert all(after[n] == before[n] for n in before if n not in derived)
-    entries = [yaml.safe_load(x["checkpoints/manifest.yaml"])["experiments"] for x in (before, after)]
+    entries = [
+        yaml.safe_load(x["checkpoints/manifest.yaml"])["experiments"] for x in (before, after)
+    ]
     assert entries[0].keys() == entries[1].keys()
 
 
@@ -244,6 +246,27 @@ def test_a_first_write_that_ended_early_is_begun_anew(tmp_path: Path) -> None:
         assert manager.get_checkpoint_info(hash)["steps"] == [1, 5, 6]
 
 
+def test_starting_afresh(tmp_path: Path) -> None:
+    """What the line about a deleted folder advises: ``root.json`` away, too. The old repository
+    stays; where it was elsewhere, the root gets one of its own."""
+    shared, first, second = (tmp_path / n for n in ("store", "first", "second"))
+    started(first).close()
+    started(second, repository=str(shared)).close()
+    for root in (first, second):
+        shutil.rmtree(root / "checkpoints")
+        (root / ROOT).unlink()
+        with opened(root) as manager:
+            assert manager.first_time and manager.get_all_hashes() == []
+            manager.watch(model=net(), hyperparameters={"lr": 2.0})
+            manager.save_model_checkpoint(net(fill=3.0), step=3)
+            assert len(manager.signals("loss")) == 0
+        with opened(root) as manager:
+            hash = manager.current_exp_hash or ""
+            assert manager.get_checkpoint_info(hash)["steps"] == [3]
+    assert len(Repository.open(first / ".castore").namespaces()) == 3
+    assert len(Repository.open(shared).namespaces()) == 2
+
+
 # -- edited by hand
 
 
@@ -264,9 +287,9 @@ def test_edited_and_foreign_files_are_kept_and_reported(root: str, what: str) ->
     files.create(name, b"somebody's own")
     said = Said()
     with opened(root, said, checkpoint_manager={"materialize": "all"}) as manager:
-        manager.watch(model=net(fill=2.0), hyperparameters={"lr": 1.0})
-        manager.save_model_checkpoint(step=1)
-        manager.save_model_checkpoint(step=9)
+        manager.watch(hyperparameters={"lr": 1.0})
+        manager.save_model_checkpoint(net(fill=2.0), step=1)
+        manager.save_model_checkpoint(net(fill=2.0), step=9)
         manager.watch(hyperparameters=config)
         manager.update_experiment_hash(dump_immediately=True)
         assert filled(manager.load_checkpoint(hash, target_step=9)) == 2.0
@@ -376,9 +399,9 @@ def test_an_unknown_option_names_the_nearest(tmp_path: Path) -> None:
     ]:
         with pytest.raises(InvalidInputError, match=f"did you mean '{near}'"):
             opened(tmp_path, checkpoint_manager=block)
-    with opened(tmp_path / "exp") as manager:
-        with pytest.raises(InvalidInputError, match="did you mean 'materialize'"):
-            manager.watch(hyperparameters={"checkpoint_manager": {"materialise": "all"}})
+    near = "did you mean 'materialize'"
+    with opened(tmp_path / "exp") as manager, pytest.raises(InvalidInputError, match=near):
+        manager.watch(hyperparameters={"checkpoint_manager": {"materialise": "all"}})
 
 
 @pytest.mark.parametrize(
@@ -391,7 +414,7 @@ def test_an_unknown_option_names_the_nearest(tmp_path: Path) -> None:
         *({"namespace": v} for v in (3, "", [])),
         *({"keep": v} for v in (3, {"last": 0}, {"last": True}, {"every": 1.5}, {"best": "val"})),
         *({"keep": {"best": v}} for v in ({}, {"metric": "v", "mode": "most"}, {"metric": 3})),
-        *({"keep": {"best": {"metric": "v", "n": v}}} for v in (0, None, "2")),
+        *({"keep": {"best": {"metric": "v", "n": v}}} for v in (0, "2")),
         ["enable_checkpoints"],
         "all",
     ],
@@ -412,9 +435,9 @@ def test_the_precedence_of_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             with pytest.raises(InvalidInputError, match="one manager has one root"):
                 manager.watch(**more)
         manager.watch(root_log_dir=a + "/", hyperparameters={"root_log_dir": tmp_path / "a"})
-    with CheckpointManager(report=lambda _: None) as manager:
-        with pytest.raises(InvalidInputError, match="one manager has one root"):
-            manager.watch(root_log_dir=a, hyperparameters={"root_log_dir": b})
+    manager = CheckpointManager(report=lambda _: None)
+    with pytest.raises(InvalidInputError, match="one manager has one root"):
+        manager.watch(root_log_dir=a, hyperparameters={"root_log_dir": b})
     with CheckpointManager(report=lambda _: None) as manager:
         manager.watch(hyperparameters={"root_log_dir": b})
         assert manager.root_log_dir == Path(b)
@@ -438,20 +461,18 @@ def test_where_a_root_is_kept_may_come_with_the_watched_configuration(tmp_path: 
         assert namespace(root) == "mine"
         assert len(list(Repository.open(store).snapshots("mine"))) == 1 + step
     for block in ({"repository": other}, {"namespace": "yours"}):
-        with opened(root) as manager:
-            with pytest.raises(InvalidInputError, match="is kept in"):
-                manager.watch(hyperparameters={"checkpoint_manager": block})
+        with opened(root) as manager, pytest.raises(InvalidInputError, match="is kept in"):
+            manager.watch(hyperparameters={"checkpoint_manager": block})
         with pytest.raises(InvalidInputError, match="is kept in"):
             opened(root, checkpoint_manager=block)
 
 
-def test_the_repository_of_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_repository_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, root = str(tmp_path / "store"), tmp_path / "exp"
     monkeypatch.setenv("CASTORE_REPOSITORY", store)
     started(root).close()
-    assert Repository.open(store).namespaces() == [namespace(root), f"{namespace(root)}.signals"]
+    own = namespace(root)
+    assert {*Repository.open(store).namespaces()} == {own, f"{own}.signals"}
     monkeypatch.delenv("CASTORE_REPOSITORY")
     with opened(root) as manager:  # the root knows
         assert filled(manager.load_checkpoint(manager.current_exp_hash or "")) == 1.0
@@ -533,7 +554,11 @@ def test_what_every_method_gives(root: str) -> None:
     assert (entry["experiment_name"], entry["notes"]) == ("named", "notes")
     manager.close()
     manager.close()
-    for use in (manager.get_latest_hash, manager.update_experiment_hash, lambda: manager.log("a", 1)):
+    for use in (
+        manager.get_latest_hash,
+        manager.update_experiment_hash,
+        lambda: manager.log("a", 1),
+    ):
         with pytest.raises(InvalidInputError, match="is closed"):
             use()
 
@@ -574,6 +599,6 @@ def test_an_older_state_restores_its_tags_exactly(tmp_path: Path) -> None:
         }
         manager.watch(data=mapping)
         assert mapping["s1"]["discarded"] and manager.update_experiment_hash().hash == newer
-    with opened(tmp_path / "exp") as manager:
-        with pytest.raises(InvalidInputError, match="another object at each call"):
-            manager.watch(data=samples)
+    copies = "another object at each call"
+    with opened(tmp_path / "exp") as manager, pytest.raises(InvalidInputError, match=copies):
+        manager.watch(data=samples)

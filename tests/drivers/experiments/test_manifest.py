@@ -74,7 +74,7 @@ def test_the_public_tools_manifest_is_read_and_kept() -> None:
 
 
 def test_a_manifest_that_the_public_tool_wrote() -> None:
-    fixture = Path(__file__).parent / "fixtures/single.tar.xz"
+    fixture = Path(__file__).parent / "fixtures/weightslab/single.tar.xz"
     with tarfile.open(fileobj=io.BytesIO(lzma.decompress(fixture.read_bytes()))) as archive:
         file = archive.extractfile("single/checkpoints/manifest.yaml")
         assert file is not None

@@ -50,9 +50,22 @@ def test_what_follows_is_drawn_again() -> None:
 
 def test_numpy_keeps_all_five_items() -> None:
     odd()
-    name, words, place, has_gauss, gauss = rng.capture()["numpy_random"]
+    state = rng.capture()
+    (name, words, place), (has_gauss, gauss) = state["numpy_random"], state["numpy_gauss"]
     assert (name, len(words), has_gauss) == ("MT19937", 624, 1)
     assert 0 <= place <= 624 and gauss != 0.0
+
+
+def test_five_items_in_one_place_are_read_and_a_damaged_rest_is_not() -> None:
+    odd()
+    state = rng.capture()
+    gauss = state.pop("numpy_gauss")
+    expected = draw()
+    assert rng.restore({**state, "numpy_random": (*state["numpy_random"], *gauss)}).exact
+    assert draw() == expected
+    for wrong in ((1,), (1, "x"), (1, 0.5, 0.5)):
+        with pytest.raises(FormatError, match="numpy_random: refused"):
+            rng.restore({**state, "numpy_gauss": wrong})
 
 
 def test_capturing_draws_nothing() -> None:
@@ -139,7 +152,7 @@ def test_the_other_streams_are_restored_where_that_is_wanted(key: str) -> None:
     state = rng.capture()
     draw()
     report = rng.restore({**state, key: BROKEN[key][0]}, strict=False)
-    others = [k for k in state if k != key]
+    others = [k for k in state if k not in (key, "numpy_gauss")]
     assert report.streams[key] == "refused" and not report.exact
     assert all(report.streams[k] == "restored" for k in others)
     now = rng.capture()

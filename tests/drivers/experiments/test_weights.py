@@ -301,7 +301,7 @@ GOOD: list[Any] = [
     bytearray(b"x"),
     (1, ("a", [2])),
     {"k": {1: 2}},
-    {"b", "a"},
+    {1, 2},
     collections.OrderedDict(a=1),
     collections.Counter("aab"),
     torch.Size([2, 3]),
