@@ -22,13 +22,13 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from castore import CastoreError, NotFoundError
+from castore_pools.addresses import open_source
 from castore_pools.assembly import assemble
 from castore_pools.checkpoint import open_checkpoint
 from castore_pools.layout import CellFiles, survey
 from castore_pools.output import encode_assembled, write_output
 from castore_pools.places import Place, open_place
 from castore_pools.pool import KeptCheckpoint
-from castore_pools.sources import open_source
 
 PROBLEMS = 3
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from castore_experiments import layout
 from castore_experiments.manifest import stamp
-from castore_experiments.records import Archive, Records, Weights
+from castore_experiments.records import Records
 from castore_experiments.resume import Loaded
 from castore_experiments.runs import RunWords, words_of
+from castore_experiments.states import Archive, Weights
 
 
 def place(url: str) -> Path | str:

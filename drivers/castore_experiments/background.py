@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from importlib import import_module
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -67,6 +69,16 @@ class Background(Generic[T]):
         error = handle._future.exception()
         if error is not None and not handle.told:
             raise error
+
+
+def before_shutdown(call: Callable[[], None]) -> None:
+    """Run ``call`` when the interpreter ends, while saves still get the threads they need.
+
+    ``atexit`` alone is too late: by then every `concurrent.futures` pool refuses work.
+    """
+    import_module("concurrent.futures.thread")  # has its end registered: ours comes before that
+    register = getattr(threading, "_register_atexit", atexit.register)
+    register(call)
 
 
 def _do(task: Callable[[], T], handle: Handle[T]) -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
 
 from castore_experiments import answers, layout
 from castore_experiments.components import Content
-from castore_experiments.records import Archive, Records
+from castore_experiments.records import Records
 from castore_experiments.saving import metrics_of
 from castore_experiments.session import Session
+from castore_experiments.states import Archive
 
 if TYPE_CHECKING:
     import pandas as pd

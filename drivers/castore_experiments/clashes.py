@@ -11,13 +11,14 @@ import io
 from collections.abc import Iterator
 from dataclasses import replace
 
-from castore import File, Options, SnapshotName
+from castore import File, Options, SnapshotName, SnapshotNotFoundError
 from castore_experiments import canonical, layout
 from castore_experiments.commits import Save, commit_state, commit_weights
 from castore_experiments.documents import CONFIG, OWN_FILES, DataDocument, architecture_ref
 from castore_experiments.dump import Documents, belongs
 from castore_experiments.exhibit import Exhibit
-from castore_experiments.records import Records, State, Weights
+from castore_experiments.records import Records
+from castore_experiments.states import State, Weights
 from castore_experiments.versions import hash_of, owner_in
 
 
@@ -32,7 +33,7 @@ def settle(records: Records, exhibit: Exhibit, mine: State, options: Options) ->
 
 def contested(records: Records) -> Iterator[State]:
     """States whose hash an earlier one, of other content, has."""
-    for hash in records.hashes():
+    for hash in records.written_twice():
         claims = records.claims(hash)
         yield from {s.digests: s for s in claims if s.digests != claims[0].digests}.values()
 
@@ -42,18 +43,25 @@ def _settled(records: Records, exhibit: Exhibit, state: State, options: Options)
     if hash == state.hash:
         return state
     new = replace(state, hash=hash)
-    weights, states = records.weights_of(state), records.states_of(state)
+    try:
+        _move(records, exhibit, state, new, options)
+    except SnapshotNotFoundError:  # forgotten: another process has moved all of it
+        records.refresh()
+    return new
+
+
+def _move(records: Records, exhibit: Exhibit, old: State, new: State, options: Options) -> None:
+    weights, states = records.weights_of(old), records.states_of(old)
     for one in reversed(weights):
         _commit_again(records, one, new, options)
-    if states and hash not in records:
-        commit_state(records, new, renamed(records, states[0], state, new), options)
-    _forget(records, exhibit, state, [*states, *(w.snapshot for w in weights if w.snapshot)])
-    if hash in records:
-        exhibit.show_state(hash)
+    if states and new.hash not in records:
+        commit_state(records, new, renamed(records, states[0], old, new), options)
+    _forget(records, exhibit, old, [*states, *(w.snapshot for w in weights if w.snapshot)])
+    if new.hash in records:
+        exhibit.show_state(new.hash)
         exhibit.note_state(new, new.experiment_name)
-    for one in records.weights(hash)[:1]:
+    for one in records.weights(new.hash)[:1]:
         exhibit.show_weights(one)
-    return new
 
 
 def _commit_again(records: Records, weights: Weights, new: State, options: Options) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,12 +11,13 @@ import typer
 
 from castore.cli.app import PROBLEMS
 from castore.cli.options import DryRun, Json, RepositoryUrl, open_repository
-from castore.cli.output import Output, aligned, plural, size, utc
-from castore.errors import InvalidInputError, NotFoundError
+from castore.cli.output import Output, plural, printable, size, utc
+from castore.errors import InvalidInputError, NotFoundError, ObjectNotFoundError
 
 if TYPE_CHECKING:
     from castore_experiments.place import Place
-    from castore_experiments.records import Archive, Records
+    from castore_experiments.records import Records
+    from castore_experiments.states import Archive
 
 app = typer.Typer(
     name="experiments",
@@ -101,7 +104,7 @@ def list_(repository: RepositoryUrl, json: Json = False) -> None:
                 found.namespace,
                 found.hash,
                 str(len(found.steps)),
-                f"{found.steps[0]}-{found.steps[-1]}" if found.steps else "",
+                "-".join(map(str, sorted({*found.steps[:1], *found.steps[-1:]}))),
                 size(found.size),
                 utc(found.last_used),
             ]
@@ -162,7 +165,7 @@ def why(
     for component, lines in difference(archive, a, b).items():
         for line in lines:
             out.document("difference", component=component, text=line)
-            out.line(f"{component}: {line}")
+            out.line(printable(f"{component}: {line}"))
 
 
 @app.command()
@@ -195,13 +198,15 @@ def import_(
     root: Root,
     repository: RepositoryUrl,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="By default the root's own name.")
+        str | None,
+        typer.Option("--namespace", "-n", help="Where to."),
     ] = None,
     json: Json = False,
 ) -> None:
     """Take a root that another program wrote into a repository; again, only what is new.
 
-    The root itself is only read, also while it is being written.
+    The root itself is only read, also while it is being written. By default a root's own
+    repository takes it into the root's own namespace, any other into one made of its URL.
 
     \b
     Example:
@@ -211,12 +216,20 @@ def import_(
     from castore_experiments.folder import FolderRecords
     from castore_experiments.importer import import_root
     from castore_experiments.records import Records
-    from castore_experiments.root import new_namespace
+    from castore_experiments.root import new_namespace, read_root
 
     out = Output(json)
-    folder = FolderRecords(open_files(root), out.note)
-    name = namespace or new_namespace(folder.files.url, "imported")
-    records = Records(open_repository(repository), name)
+    files = open_files(root)
+    try:
+        folder = FolderRecords(files, out.note)
+    except ObjectNotFoundError as e:
+        raise NotFoundError(f"there is no experiment in {root}") from e
+    opened, record = open_repository(repository), read_root(files)
+    if namespace is None and record is not None and record.id == opened.id:
+        namespace = record.namespace  # what another program wrote to it since
+    # The same root goes to the same namespace each time, another one to another.
+    name = namespace or new_namespace(files.url, sha256(files.url.encode()).hexdigest()[:8])
+    records = Records(opened, name)
     records.refresh()
     done = import_root(folder, records, out.note)
     fields: dict[str, Any] = {"states": done.states, "weights": done.weights, "rows": done.rows}
@@ -314,17 +327,21 @@ def curves(
     if metric is None:
         for name in found.metrics():
             out.document("metric", name=name)
-            out.line(name)
+            out.line(printable(name))
         return
     full = _hash(_archive(place), hash) if hash else None
     points = found.signals(metric, full)
     columns = ["step", "metric_value", "experiment_hash", "run"]
-    for row in points[columns].to_dict("records"):
-        out.document("point", **{str(k): v for k, v in row.items()})
-    if not json:
-        cells = [[str(v) for v in row] for row in points[columns].itertuples(index=False)]
-        for line in aligned([">STEP", ">VALUE", "HASH", "RUN"], cells):
-            out.line(line)
+    found_rows = points[columns].astype(object).values.tolist()
+    for row in found_rows:
+        out.document("point", **dict(zip(columns, map(_finite, row), strict=True)))
+    cells = [["" if v is None else str(v) for v in row] for row in found_rows]
+    out.table([">STEP", ">VALUE", "HASH", "RUN"], cells)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no number for NaN and infinities: they are text there."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @app.command()
@@ -343,7 +360,7 @@ def verify(root: Root, json: Json = False) -> None:
     for path, defect in audit(_kept(place, root), place.files):
         count += 1
         out.document("problem", kind="layout", object=path, detail=defect)
-        out.line(f"{path}: {defect}")
+        out.line(printable(f"{path}: {defect}"))
     out.note(plural(count, "problem") if count else "no problems found")
     if count:
         raise typer.Exit(PROBLEMS)

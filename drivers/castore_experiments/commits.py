@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
-from castore import BaseFile, Draft, File, MemoryFile, Options
-from castore.source import Source
-from castore_experiments.layout import weights_path
-from castore_experiments.records import (
-    Records,
-    State,
-    Weights,
-    state_key,
-    weights_facts,
-    weights_key,
+from castore import (
+    BaseFile,
+    Draft,
+    File,
+    FormatError,
+    IntegrityError,
+    MemoryFile,
+    NotFoundError,
+    Options,
 )
+from castore.source import Source
+from castore_experiments.layout import NO_SEGMENT, weights_path
+from castore_experiments.records import Records, state_key, weights_key
+from castore_experiments.states import State, Weights, weights_facts
 
 DRIVER = "experiments"
 
@@ -35,6 +39,13 @@ class Save:
     metrics: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] | None = None
     imported: bool = False
+
+
+def checked_step(step: SupportsIndex) -> int:
+    """A training step as an int, numpy's too; `InvalidInputError` for what is none."""
+    found = step if isinstance(step, bool) or not hasattr(step, "__index__") else index(step)
+    weights_path(NO_SEGMENT * 3, found)  # type: ignore[arg-type]
+    return int(found)
 
 
 def commit_weights(
@@ -82,9 +93,13 @@ def _base(
 ) -> File | BaseFile | None:
     for hash in (state.hash, state.parent):
         last = next(iter(records.all_weights(hash)), None) if hash else None
-        if last is not None:
+        if last is None:
+            continue
+        try:
             file, source = records.file_of(last), at_hand(last)
-            return file if source is None else BaseFile(file, source)
+        except (NotFoundError, IntegrityError, FormatError):
+            continue  # a base is a hint: what cannot be read is none
+        return file if source is None else BaseFile(file, source)
     return None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from castore import InvalidInputError
 from castore_experiments import canonical
-from castore_experiments.records import Digests, same
+from castore_experiments.states import Digests, same
 
 if TYPE_CHECKING:
     from castore_experiments.architecture import Description

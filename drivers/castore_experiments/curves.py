@@ -59,7 +59,7 @@ class Journal:
         """A log for this process; first what a killed one left is taken in."""
         from castore_experiments.signals import Log, recover
 
-        folder = self.folder(namespace)
+        folder = self.folder(repository, namespace)
         folder.mkdir(parents=True, exist_ok=True)
         for done in recover(repository, namespace, folder):
             self._report(
@@ -82,18 +82,26 @@ class Journal:
         newest = self.curves(repository, namespace).newest_run()
         return newest.id if newest is not None else None
 
-    def folder(self, namespace: str) -> Path:
+    def folder(self, repository: Repository, namespace: str) -> Path:
         """Where the last second of rows stands: in a local root, else in the user's state."""
         if self.files.kind == "local":
             return Path(self.files.url) / layout.OWN / "wal"
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        return Path(state) / "castore" / namespace
+        # Two repositories may have namespaces of one name.
+        return Path(state) / "castore" / repository.id / namespace
 
     def publish(self, repository: Repository, namespace: str) -> None:
         """Every row so far into the repository, and ``loggers.duckdb`` brought after it."""
         if self._log is not None:
             self._log.flush()
-        self.database(namespace).update(self.curves(repository, namespace))
+        self.database(repository, namespace).update(self.curves(repository, namespace))
+
+    def rebuild(self, repository: Repository, namespace: str) -> None:
+        """Make ``loggers.duckdb`` again, if there are rows; what stood there is gone."""
+        if self.files.kind != "local":
+            (self.folder(repository, namespace) / "loggers.duckdb").unlink(missing_ok=True)
+        if self.curves(repository, namespace).metrics():
+            self.publish(repository, namespace)
 
     def curves(
         self, repository: Repository, namespace: str, siblings: Sequence[Any] = ()
@@ -106,17 +114,18 @@ class Journal:
             self._source = Source(repository, namespace)
         return Curves([self._source, *siblings], live=self._log)
 
-    def database(self, namespace: str) -> Database:
+    def database(self, repository: Repository, namespace: str) -> Database:
         """The root's database file; for a remote root a working copy that is put there whole."""
         from castore_experiments.signals import Database
 
-        state = self.folder(namespace) / "database.json"
+        folder = self.folder(repository, namespace)
+        state = folder / "database.json"
         state.parent.mkdir(parents=True, exist_ok=True)
         if self.files.kind == "local":
             path = Path(self.files.url) / layout.CURVES
             path.parent.mkdir(parents=True, exist_ok=True)
             return Database(path, state)
-        copy = self.folder(namespace) / "loggers.duckdb"
+        copy = folder / "loggers.duckdb"
         if not copy.exists():  # rows that another program added to it are not to be lost
             with suppress(ObjectNotFoundError):
                 copy.write_bytes(self.files.get(layout.CURVES))

@@ -7,8 +7,8 @@ from typing import Any
 from castore_experiments.architecture import Description
 from castore_experiments.documents import ARCHITECTURE
 from castore_experiments.layout import COMPONENTS, Component
-from castore_experiments.records import Archive
 from castore_experiments.resume import read_config, read_data
+from castore_experiments.states import Archive
 from castore_experiments.why import explain
 
 

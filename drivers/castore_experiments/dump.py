@@ -12,7 +12,8 @@ from castore_experiments import canonical, layout, rng
 from castore_experiments.components import Content, describe
 from castore_experiments.documents import ARCHITECTURE, CONFIG, DataDocument, architecture_ref
 from castore_experiments.options import Options
-from castore_experiments.records import Records, State, same
+from castore_experiments.records import Records
+from castore_experiments.states import State, same
 
 Documents = dict[str, bytes | File]
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from castore import File, InvalidInputError, MemoryFile, disk_file
+from castore import File, InvalidInputError, MemoryFile, SnapshotNotFoundError, disk_file
 from castore.digest import Buffer
 from castore.source import Source
 from castore_experiments import layout
+from castore_experiments.components import WEIGHTSLAB_2
 from castore_experiments.documents import OWN_FILES
 from castore_experiments.files import Files
+from castore_experiments.foreign_state import follow
 from castore_experiments.local_files import Staged
 from castore_experiments.manifest import Change, Manifest, entry_of, merge, stamp
 from castore_experiments.manifest_file import ManifestFile
 from castore_experiments.options import Materialize
-from castore_experiments.records import Records, State, Weights
+from castore_experiments.records import Records
 from castore_experiments.runs import RunWords, words_of
+from castore_experiments.states import State, Weights
 from castore_experiments.view import Parts, View, wanted_weights
 
 AT_HAND = 256 << 20
@@ -41,7 +45,7 @@ class Exhibit:
         self.materialize: Materialize = materialize or (
             "latest" if files.kind == "local" else "documents"
         )
-        self.records, self._report = records, report
+        self.records, self._report, self._files = records, report, files
         self._shown: dict[str, set[str]] = {}
         self._last: tuple[Weights, MemoryFile] | None = None
         self._caught_up = False
@@ -61,12 +65,16 @@ class Exhibit:
             return False
         if found.kind == "weights" and found.hash is not None:
             saved = self.records.all_weights(found.hash)
-            same = [w for w in saved if w.step == found.step]
-            return any(self.records.weight_sha256(w) == sha256 for w in same)
+            return any(self._has(w, sha256) for w in saved if w.step == found.step)
         return any(
             path in files and files[path].sha256 == sha256
             for files in map(self.records.state_files, self.records.with_folder(path))
         )
+
+    def _has(self, weights: Weights, sha256: str) -> bool:
+        with suppress(SnapshotNotFoundError):  # another process forgot it meanwhile
+            return self.records.weight_sha256(weights) == sha256
+        return False
 
     def _write(
         self, path: str, data: Buffer | Parts, sha256: str | None, staged: Staged | None = None
@@ -123,7 +131,7 @@ class Exhibit:
         if found is None or found.hash is None:
             return True
         same = [w for w in self.records.all_weights(found.hash) if w.step == found.step]
-        return any(w.snapshot and self.records.facts(w.snapshot).get("imported") for w in same)
+        return any(map(self.records.is_imported, same))
 
     def at_hand(self, weights: Weights) -> Source | None:
         """What has the bytes of weights: their real file, or memory where the root has none."""
@@ -142,10 +150,6 @@ class Exhibit:
         self._last = None
         if not real and len(data) <= AT_HAND:
             self._last = weights, MemoryFile(bytes(data))
-
-    def remove(self, weights: Weights) -> None:
-        """Take away the file of weights that were forgotten."""
-        self.view.remove(weights.path)
 
     def withdraw(self, files: Iterable[tuple[str, File]]) -> None:
         """Take away files that are committed no more; what else has their name comes back."""
@@ -222,6 +226,11 @@ class Exhibit:
     def _update(self, hash: str, update: Mapping[str, Any]) -> None:
         time = self.records.last_used(hash)
         self._catch_up(self.manifest.update(Change({hash: update}, hash, stamp(time / 1e6), time)))
+        state = self.records.state(hash)
+        if state.scheme == WEIGHTSLAB_2:
+            newest = next(iter(self.records.weights(hash)), None)
+            step = newest.step if newest else state.step or 0
+            follow(self._files, state, step, stamp(time / 1e6))
 
     def _catch_up(self, there: Manifest) -> None:
         """Enter, once, what a process that ended early had committed and not entered."""

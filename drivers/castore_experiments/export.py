@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from castore import AlreadyExistsError, ObjectNotFoundError
 from castore_experiments import layout
-from castore_experiments.curves import put
+from castore_experiments.curves import Journal, put
 from castore_experiments.exhibit import Exhibit
 from castore_experiments.files import Files, open_files
+from castore_experiments.manifest import parse
 from castore_experiments.records import Records
 
 
@@ -21,13 +23,38 @@ def exhibit_of(records: Records, files: Files, report: Callable[[str], None]) ->
 def export(records: Records, files: Files, to: str | None, report: Callable[[str], None]) -> int:
     """Every weight file, document, the manifest and the curves; gives the number of hashes.
 
-    In place what stands there already and was never committed is kept and reported.
+    In place what stands there already and was never committed is kept and reported. An export that
+    was cut off may be repeated.
+
+    Raises
+    ------
+    AlreadyExistsError
+        ``to`` has hashes of another experiment.
     """
     records.refresh()
     target = open_files(to) if to is not None else files
+    if to is not None:
+        _check_target(target, records)
     count = Exhibit(target, records, "all", report, time.time).rebuild()
-    _write_curves(records, target)
+    if to is not None:
+        _write_curves(records, target)
+    else:
+        journal = Journal(files, report, time.time)
+        journal.publish(records.repository, records.namespace)
     return count
+
+
+def _check_target(target: Files, records: Records) -> None:
+    try:
+        there = parse(target.get(layout.MANIFEST), layout.MANIFEST).entries
+    except ObjectNotFoundError:
+        return
+    foreign = [h for h in there if h not in records]
+    if foreign:
+        raise AlreadyExistsError(
+            f"{target.url} has {len(foreign)} hashes of another experiment, such as {foreign[0]}:"
+            " give another folder"
+        )
 
 
 def _write_curves(records: Records, target: Files) -> None:

@@ -15,8 +15,8 @@ from castore_experiments.components import WEIGHTSLAB_2, scheme
 from castore_experiments.documents import read_object
 from castore_experiments.files import Files
 from castore_experiments.manifest import Manifest, parse, parse_time
-from castore_experiments.records import COMPONENTS, Digests, State, Weights
 from castore_experiments.resume import read_config, read_data
+from castore_experiments.states import COMPONENTS, Digests, State, Weights
 
 _TRIES, _PAUSE = 5, 0.2  # of reading the manifest, and seconds between
 
@@ -58,6 +58,11 @@ class FolderRecords:
         """The rule that the labels follow: the public tool's, unless the manifest says another."""
         said = (e.get("castore", {}).get("scheme") for e in self.manifest.entries.values())
         return next((str(s) for s in said if s), WEIGHTSLAB_2)
+
+    def _scheme_of(self, hash: str) -> str:
+        """An entry that says none is the public tool's, also in a root of ours."""
+        said = self.manifest.entries[hash].get("castore", {}).get("scheme")
+        return str(said) if said else WEIGHTSLAB_2
 
     def refresh(self) -> None:
         self.manifest = self._read_manifest()
@@ -140,7 +145,7 @@ class FolderRecords:
         return State(
             hash,
             Digests(*digests),
-            self.scheme,
+            self._scheme_of(hash),
             init if type(init) is int and init >= 0 else 0,
             parent=ours.get("parent"),
             step=ours.get("step"),
@@ -173,7 +178,7 @@ class FolderRecords:
         if len(digest) != 8 or component == "model":
             return digest
         try:
-            rule = scheme(self.scheme)
+            rule = scheme(self._scheme_of(hash))
             if component == "hp":
                 config = read_config(self, hash)
                 full = rule.hp(config) if config is not None else digest

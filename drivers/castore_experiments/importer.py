@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from castore import CastoreError, Draft, FormatError, IntegrityError, Options
+from castore import CastoreError, Draft, FormatError, IntegrityError, InvalidInputError, Options
 from castore_experiments import canonical
 from castore_experiments.commits import (
     Save,
@@ -20,12 +20,14 @@ from castore_experiments.commits import (
     state_draft,
     weights_draft,
 )
+from castore_experiments.components import scheme
 from castore_experiments.documents import CONFIG
 from castore_experiments.folder import FolderRecords
 from castore_experiments.layout import config_path, split
-from castore_experiments.records import Records, State, Weights
+from castore_experiments.records import Records
 from castore_experiments.resume import DAMAGE
 from castore_experiments.runs import RunWords, set_words, words_of
+from castore_experiments.states import State, Weights, same
 from castore_experiments.torn import check_whole
 
 
@@ -58,6 +60,7 @@ def import_root(folder: FolderRecords, records: Records, report: Callable[[str],
     new = done.states or done.weights
     if new and latest is not None and latest in records and records.latest() != latest:
         records.touch(latest)
+    _import_words(folder, records)
     done.rows = _import_curves(folder, records, done, report)
     return done
 
@@ -77,7 +80,7 @@ def drafts(folder: FolderRecords, report: Callable[[str], None]) -> Iterator[Dra
                 report(f"{weights.path}: left out: {e}")
                 continue
             yield weights_draft(state, Save(weights.step, saved, imported=True), data)
-        yield state_draft(state, whole_documents(hash, folder.documents(hash), report)[0])
+        yield state_draft(state, whole_documents(state, folder.documents(hash), report)[0])
 
 
 def _import_hash(
@@ -94,23 +97,23 @@ def _import_hash(
         except DAMAGE as e:
             done.left += 1
             report(f"{weights.path}: left out: {e}")
-    whole, left = whole_documents(hash, folder.documents(hash), report)
+    whole, left = whole_documents(state, folder.documents(hash), report)
     done.left += left
     there = records.state_files(hash) if hash in records else {}
     if hash not in records or whole.keys() - there.keys():
         state = records.state(hash) if hash in records else state
         commit_state(records, state, {**whole, **there}, Options())
         done.states += 1
-    _import_words(folder, records, hash)
 
 
-def _import_words(folder: FolderRecords, records: Records, hash: str) -> None:
-    """Name and notes, where nobody said others here."""
-    name, notes = folder.words(hash)
-    if not notes and name == records.state(hash).experiment_name:
-        return
-    if hash not in words_of(records.repository, records.namespace):
-        set_words(records.repository, records.namespace, hash, RunWords(name, notes))
+def _import_words(folder: FolderRecords, records: Records) -> None:
+    """Names and notes, where nobody said others here."""
+    known = words_of(records.repository, records.namespace)
+    for hash in folder.in_order():
+        name, notes = folder.words(hash)
+        said = notes or name != records.state(hash).experiment_name
+        if said and hash not in known:
+            set_words(records.repository, records.namespace, hash, RunWords(name, notes))
 
 
 def _import_weights(folder: FolderRecords, records: Records, state: State, weights: Weights) -> int:
@@ -128,11 +131,12 @@ def _import_weights(folder: FolderRecords, records: Records, state: State, weigh
 
 
 def whole_documents(
-    hash: str, documents: Mapping[str, bytes], report: Callable[[str], None]
+    state: State, documents: Mapping[str, bytes], report: Callable[[str], None]
 ) -> tuple[dict[str, bytes], int]:
     """Those of ``documents`` that can be read, and how many were left out and reported.
 
-    The configuration comes in its typed form, too.
+    The configuration comes in its typed form, too, where YAML lost no type: a tuple is text or a
+    list there, and has another digest than the hash says.
     """
     whole = {}
     for path, data in documents.items():
@@ -142,9 +146,15 @@ def whole_documents(
         except CastoreError as e:
             report(f"{path}: left out: {e}")
     left = len(documents) - len(whole)
-    path = config_path(split(hash).hp)
+    label = split(state.hash).hp
+    path = config_path(label)
     if path in whole and CONFIG not in whole:
-        whole[CONFIG] = canonical.encode(canonical.hp_file(whole[path], path)[0])
+        try:
+            config = canonical.hp_file(whole[path], path)[0]
+            if same(scheme(state.scheme).hp(config), label):
+                whole[CONFIG] = canonical.encode(config)
+        except InvalidInputError as e:
+            report(f"{path}: kept as it is, its values have no typed form: {e}")
     return whole, left
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
+import logging
 import os
 import secrets
 import time
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from castore import InvalidInputError
 from castore_experiments import answers, layout, ranks
-from castore_experiments.background import Handle
+from castore_experiments.background import Handle, before_shutdown
 from castore_experiments.canonical import from_yaml
 from castore_experiments.catalog import Catalog, Place
 from castore_experiments.components import Content
@@ -84,7 +85,7 @@ class CheckpointManager(Catalog):
         self._allow_pickle = allow_pickle
         if given is not None:
             _ = self._session.place
-        atexit.register(_close_at_exit, weakref.ref(self))
+        before_shutdown(partial(_close_at_exit, weakref.ref(self)))
 
     @classmethod
     def from_config(
@@ -211,6 +212,8 @@ class CheckpointManager(Catalog):
             session.save(
                 step=None, metrics={}, metadata=None, optimizer=True, weights=True
             ).result()
+        else:
+            session.elsewhere(None)
         return True
 
     def get_current_experiment_hash(self) -> str:
@@ -524,7 +527,11 @@ def _refuse_false(**flags: bool) -> None:
 
 
 def _close_at_exit(manager: weakref.ref[CheckpointManager]) -> None:
-    """A save under way at the interpreter's exit is finished."""
+    """A save under way at the interpreter's exit is finished; nobody is left to raise to."""
     found = manager()
-    if found is not None:
+    if found is None:
+        return
+    try:
         found.close()
+    except Exception:
+        logging.getLogger("castore").exception("%r could not be closed", found)

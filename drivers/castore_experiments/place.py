@@ -13,6 +13,7 @@ from typing import Any
 
 from castore import (
     AlreadyExistsError,
+    FormatError,
     InvalidInputError,
     ObjectNotFoundError,
     Repository,
@@ -27,9 +28,13 @@ from castore_experiments.folder import FolderRecords
 from castore_experiments.fork import fork_namespace
 from castore_experiments.importer import import_root
 from castore_experiments.local_files import LocalFiles
+from castore_experiments.manifest import parse
 from castore_experiments.options import Options
-from castore_experiments.records import Archive, Records
+from castore_experiments.records import Records
 from castore_experiments.root import RootRecord
+from castore_experiments.states import Archive
+
+_STORE = "store"
 
 Report = Callable[[str], None]
 """Told one line for people, about what was found and done."""
@@ -84,6 +89,24 @@ class Place:
         self._copied, self._moved = origin == "copied", origin == "moved"
         self._records = Records(repository, record.namespace)
         self._records.refresh()
+        self._tell_foreign(self._records)
+
+    def _tell_foreign(self, records: Records) -> None:
+        """Say so if another program wrote experiments to the root since: they are not resumed."""
+        try:
+            there = parse(self.files.get(layout.MANIFEST), layout.MANIFEST).entries
+        except (ObjectNotFoundError, FormatError):
+            return  # the next write makes it again
+        if all(h in records for h in there):
+            return
+        records.refresh()  # it may be newer than what was listed
+        unknown = [h for h in there if h not in records]
+        if unknown:
+            self._world.report(
+                f"{self.files.url}: another program wrote {', '.join(unknown)}, not resumed here:"
+                f" 'castore experiments import {self.files.url} -r {records.repository.url}' takes"
+                " it in"
+            )
 
     def expect(self, options: Options) -> bool:
         """Whether what is open is kept where ``options`` say; False for a root without a record.
@@ -140,8 +163,11 @@ class Place:
     @property
     def repository_url(self) -> str:
         """Where the repository of a root without a record is, or is to be."""
-        named = self.options.repository or os.environ.get("CASTORE_REPOSITORY")
-        return named or f"{self.files.url.rstrip('/')}/{layout.OWN}"
+        return self._named_repository or f"{self.files.url.rstrip('/')}/{layout.OWN}"
+
+    @property
+    def _named_repository(self) -> str | None:
+        return self.options.repository or os.environ.get("CASTORE_REPOSITORY")
 
     def look_again(self) -> None:
         """See what others wrote meanwhile, also if the root was fresh when it was opened."""
@@ -234,13 +260,12 @@ class Place:
     def _open_or_init(self) -> Repository:
         url, options = self.repository_url, self._world.storage_options
         try:
-            return Repository.open(url, storage_options=options)
-        except RepositoryNotFoundError:
-            pass
-        try:
-            return Repository.init(url, storage_options=options)
-        except AlreadyExistsError:  # another process was first, or something else lies there
-            return Repository.open(url, storage_options=options)
+            return _open_or_init(url, options)
+        except AlreadyExistsError:
+            if self._named_repository is not None:
+                raise
+        # What this root keeps of itself lies there, from when its repository was elsewhere.
+        return _open_or_init(f"{url}/{_STORE}", options)
 
     def _settle_down(self, record: RootRecord) -> None:
         """Record where a moved root is now, so that a copy of it can be told from it."""
@@ -269,3 +294,18 @@ class Place:
         self._copied = False
         self._records = Records(repository, self.record.namespace)
         self._records.refresh()
+
+
+def _open_or_init(url: str, options: dict[str, Any] | None) -> Repository:
+    """The repository at ``url``, a new one if need be; `AlreadyExistsError` for anything else."""
+    try:
+        return Repository.open(url, storage_options=options)
+    except RepositoryNotFoundError:
+        pass
+    try:
+        return Repository.init(url, storage_options=options)
+    except AlreadyExistsError as e:
+        try:  # another process was first
+            return Repository.open(url, storage_options=options)
+        except RepositoryNotFoundError:
+            raise e from None

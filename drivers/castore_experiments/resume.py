@@ -18,7 +18,7 @@ from castore import (
 from castore_experiments import canonical, layout, rng
 from castore_experiments.components import Scheme, Watched
 from castore_experiments.documents import CONFIG, DataDocument, read_architecture_ref, read_object
-from castore_experiments.records import Archive, State, Weights, pick
+from castore_experiments.states import Archive, State, Weights, pick
 
 if TYPE_CHECKING:
     from castore_experiments.samples import DataState
@@ -319,7 +319,7 @@ class Resume:
 
     def _fits(self, model: Any) -> bool:
         """Whether ``model`` is the architecture that was saved, by the root's own rule."""
-        from castore_experiments.records import same
+        from castore_experiments.states import same
 
         state = self.loaded.state
         return not state.digests.model or same(

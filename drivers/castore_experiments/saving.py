@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from castore import Options as StoreOptions
+from castore import SnapshotNotFoundError
 from castore_experiments.clashes import settle
 from castore_experiments.commits import Save, commit_state, commit_weights
 from castore_experiments.components import Content
@@ -17,8 +18,9 @@ from castore_experiments.exhibit import Exhibit
 from castore_experiments.layout import weights_path
 from castore_experiments.local_files import Staged
 from castore_experiments.options import Keep, Options
-from castore_experiments.records import Records, State, Weights
+from castore_experiments.records import Records
 from castore_experiments.retention import Saved, to_forget
+from castore_experiments.states import State, Weights
 
 if TYPE_CHECKING:
     from castore_experiments.weights import Captured
@@ -141,29 +143,32 @@ def retain(records: Records, exhibit: Exhibit, options: Options, hash: str) -> N
 
 
 def let_go(records: Records, keep: Keep, hash: str) -> list[Weights]:
-    """The weights of ``hash`` that ``keep`` does not keep."""
-    found = {str(w.snapshot): w for w in records.weights(hash)}
+    """The weights of ``hash`` that ``keep`` does not keep; never those of another program."""
+    records.refresh()  # another process may have forgotten some
+    found = {str(w.snapshot): w for w in records.weights(hash) if not records.is_imported(w)}
     saved = [Saved(id, w.step, metrics_of(records, w)) for id, w in found.items()]
     return [found[s.id] for s in to_forget(saved, keep, branch_points(records, hash))]
 
 
-def _forget(records: Records, weights: Weights) -> None:
-    assert weights.snapshot is not None
-    records.repository.forget(weights.snapshot)
-    records.drop(weights.snapshot)
-
-
 def forget_weights(records: Records, exhibit: Exhibit, gone: Sequence[Weights]) -> None:
     """Forget weights, and take their real files away."""
+    files = []
     for weights in gone:
-        _forget(records, weights)
-        exhibit.remove(weights)
+        assert weights.snapshot is not None
+        with suppress(SnapshotNotFoundError):  # another process was faster
+            files.append((weights.path, records.file_of(weights)))
+            records.repository.forget(weights.snapshot)
+        records.drop(weights.snapshot)
+    exhibit.withdraw(files)
 
 
 def metrics_of(records: Records, weights: Weights) -> dict[str, float]:
-    """The metrics that were saved with weights."""
+    """The metrics that were saved with weights; none of weights that were forgotten meanwhile."""
     assert weights.snapshot is not None
-    metrics = records.facts(weights.snapshot).get("metrics", {})
+    try:
+        metrics = records.facts(weights.snapshot).get("metrics", {})
+    except SnapshotNotFoundError:
+        return {}
     return {str(k): float(v) for k, v in metrics.items()} if isinstance(metrics, Mapping) else {}
 
 

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 from castore import BackendError, InvalidInputError
 from castore_experiments import answers, layout, ranks, rng
 from castore_experiments.background import Background, Handle
 from castore_experiments.canonical import KEPT_OUT
-from castore_experiments.commits import Save
+from castore_experiments.commits import Save, checked_step
 from castore_experiments.components import Content, Watched, scheme
 from castore_experiments.curves import Journal
 from castore_experiments.dump import Instant, with_model
 from castore_experiments.exhibit import Exhibit
+from castore_experiments.lossy import Lossy, lossy_of
 from castore_experiments.manifest import stamp
 from castore_experiments.options import Options, parse_options
 from castore_experiments.place import Place, World
-from castore_experiments.records import Archive, Digests, Records, State, Weights
+from castore_experiments.records import Records
 from castore_experiments.resume import DAMAGE, Loaded, Resume, Wanted, newest_whole, write_config
 from castore_experiments.root import Pending, clear_pending, read_pending, write_pending
 from castore_experiments.saving import Done, Job, carry_out
 from castore_experiments.siblings import files_of, sources_at
+from castore_experiments.states import Archive, Digests, State, Weights
 from castore_experiments.tracker import Tracker, Update
 from castore_experiments.versions import Owner, owner_in
 
@@ -60,6 +61,7 @@ class Session:
         self._exhibit: Exhibit | None = None
         self._buffers: Any = None
         self._siblings: list[Any] | None = None
+        self._lossy: Lossy | None = None
         self._settled = False
 
     # -- opening
@@ -117,7 +119,9 @@ class Session:
     def _rebuild(self) -> None:
         """A deleted ``checkpoints/`` comes back; says how to start afresh."""
         try:
-            count = self.exhibit(self.records()).rebuild()
+            records = self.records()
+            count = self.exhibit(records).rebuild()
+            self.journal.rebuild(records.repository, records.namespace)
         except BackendError as e:  # a root that is only to be read
             self.world.report(f"{layout.CHECKPOINTS} is gone and cannot be made again: {e}")
             return
@@ -129,6 +133,7 @@ class Session:
     def go_on(self, loaded: Loaded, strict: bool) -> None:
         """Make a loaded state the current one, and give its parts to what is watched."""
         self.tracker.resume(loaded.state, loaded.step)
+        self._lossy = lossy_of(self.tracker.rule, loaded)
         self.journal.fork(self._run_of(loaded), loaded.step if loaded.weights else None)
         self.resume = Resume(loaded, self.tracker.rule, strict, self.world.report)
         self.resume.apply(self._given_to())
@@ -239,6 +244,8 @@ class Session:
             experiment_name=None if name is None else str(name),
             created=stamp(self.world.clock()),
         )
+        if self._lossy is not None:
+            content = self._lossy.without(content, self.tracker.digests)
         return self.tracker.update(content, self._look_up, template, force=force)
 
     def _look_up(self) -> tuple[Owner, Callable[[str], State | None]]:
@@ -321,12 +328,8 @@ class Session:
         return self.background.run(lambda: self._carry_out(job, records, exhibit, options))
 
     def _take_step(self, step: int | None) -> None:
-        if step is None:
-            return
-        if isinstance(step, SupportsIndex) and not isinstance(step, bool):
-            step = operator.index(step)  # numpy's, too
-        layout.weights_path(layout.NO_SEGMENT * 3, step)  # refuses what is no step
-        self.tracker.step = step
+        if step is not None:
+            self.tracker.step = checked_step(step)
 
     def _carry_out(self, job: Job, records: Records, exhibit: Exhibit, options: Options) -> Done:
         done = carry_out(job, records, exhibit, options, lambda: self.publish_curves(records))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from castore_experiments.components import Content, Scheme
-from castore_experiments.records import COMPONENTS, Digests, State
+from castore_experiments.states import COMPONENTS, Digests, State
 from castore_experiments.versions import Owner, hash_of
 
 

@@ -10,8 +10,8 @@ from castore_experiments import canonical, layout
 from castore_experiments.architecture import Description
 from castore_experiments.components import CASTORE_1, scheme
 from castore_experiments.documents import ARCHITECTURE, CONFIG, DataDocument, read_architecture_ref
-from castore_experiments.records import MISSING, State, same, state_of
 from castore_experiments.samples import DataState
+from castore_experiments.states import MISSING, State, same, state_of
 from castore_experiments.weights import decode
 
 Defect = tuple[str, str]

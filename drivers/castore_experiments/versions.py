@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from castore import IntegrityError
 from castore_experiments.layout import NO_SEGMENT
-from castore_experiments.records import COMPONENTS, MISSING, Archive, Digests, same
+from castore_experiments.states import COMPONENTS, MISSING, Archive, Digests, same
 
 Owner = Callable[[str, str], str | None]
 """Component and label to the full digest that has it, or None."""

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +32,10 @@ from castore_experiments.signals.fill import (
 )
 from castore_experiments.signals.imports import import_signals
 from castore_experiments.signals.index import Source
+from castore_experiments.signals.lock import WriterLock
 from castore_experiments.signals.schema import TABLES, create_table
+
+_PATIENCE = 60.0  # seconds to wait for other updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +91,29 @@ class Database:
         Raises
         ------
         BackendError
-            The folder cannot be written: the file is as it was.
+            The folder cannot be written, or other updates left no room for a minute: the file is
+            as it was.
         """
+        lock = self._lock()
+        try:
+            return self._update(curves)
+        finally:
+            lock.release()
+
+    def _lock(self) -> WriterLock:
+        """File and state are changed together: of two updates at once one waits."""
+        path, deadline = self._state_path.with_suffix(".lock"), time.monotonic() + _PATIENCE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while (lock := WriterLock.take(path)) is None:
+            if time.monotonic() > deadline:
+                raise BackendError(
+                    f"{self.path}: other processes kept updating it for {_PATIENCE:.0f} s: the"
+                    " next save brings it up to date"
+                )
+            time.sleep(0.02)
+        return lock
+
+    def _update(self, curves: Curves) -> Update:
         held_by = writer_of(self.path)
         if held_by is not None:
             self._log.warning(
@@ -128,9 +153,9 @@ class Database:
                         connection.execute(create_table(table, "d.", state.wide))
                 added = insert(connection, fresh, state, order)
         state.rows += added
-        self._save(state)
-        if self._write is not None:
+        if self._write is not None:  # before the state says so: what failed is done again
             self._write(self.path.read_bytes())
+        self._save(state)
         return added
 
     def _absorb(self, curves: Curves) -> str | None:

@@ -36,7 +36,8 @@ from castore_experiments import CheckpointManager
 from castore_experiments.commits import Save, commit_state, commit_weights
 from castore_experiments.documents import CONFIG
 from castore_experiments.layout import architecture_path, config_path, data_json_path
-from castore_experiments.records import Records, State
+from castore_experiments.records import Records
+from castore_experiments.states import State
 from tests.drivers.experiments.small import Said, filled, net, opened, started
 from tests.drivers.experiments.training import samples
 from tests.helpers import flip_object

@@ -6,6 +6,7 @@ Sentences in quotation marks are of issue 3.
 from __future__ import annotations
 
 import ast
+import io
 import time
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,25 @@ def test_latest_is_the_last_saved(root: str) -> None:
         assert model.weight[0, 0].item() == 5.0  # the second save of step 5
         assert filled(manager.load_checkpoint(hash, target_step=999_998)) == 0.0
         assert manager.get_checkpoint_info(hash)["steps"] == [1, 5, 7, 999_999, 1_000_000, 10**15]
+
+
+def test_a_step_saved_again_keeps_the_earlier_file(root: str) -> None:
+    """'a step saved again under an older hash keeps the earlier file loadable by its snapshot'."""
+    with started(root) as manager:
+        hash = manager.current_exp_hash or ""
+        manager.watch(hyperparameters={"lr": 2.0})
+        manager.update_experiment_hash(dump_immediately=True)
+        assert manager.load_state(hash, force=True)
+        manager.save_model_checkpoint(net(fill=8.0), step=1)
+        assert filled(manager.load_checkpoint(hash, target_step=1)) == 8.0
+        records = manager._session.place.archive
+        assert isinstance(records, Records)
+        newer, older = records.weights(hash)
+        for weights, fill in ((newer, 8.0), (older, 1.0)):
+            assert weights.snapshot is not None
+            data = records.repository.read(str(weights.snapshot), weights.path)
+            body = torch.load(io.BytesIO(data), weights_only=True)
+            assert body["model_state_dict"]["weight"][0, 0] == fill
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, True, "3", 2**63, float("nan")], ids=str)

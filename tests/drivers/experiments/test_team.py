@@ -215,24 +215,38 @@ def test_labels_that_two_machines_take_at_the_same_moment(
 
 # -- many writers of one root
 
-_WRITER = """
-import sys
+_WRITERS = """
+import os, sys, traceback
+import duckdb, pandas, pyarrow.parquet, torch
 from tests.drivers.experiments.small import net, opened
-root, me, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-manager = opened(root)
-model, config = net(), {"me": me, "n": 0}
-manager.watch(model=model, hyperparameters=config)
-for n in range(count):
-    config["n"] = n
-    hash = manager.update_experiment_hash().hash
-    manager.log("loss", float(n), n)
-    manager.save_model_checkpoint(net(fill=me * 1000.0 + n), step=n)
-    print(hash, me * 1000 + n, n)
-manager.close()
+
+def write(root, me, count):
+    manager = opened(root)
+    model, config = net(), {"me": me, "n": 0}
+    manager.watch(model=model, hyperparameters=config)
+    for n in range(count):
+        config["n"] = n
+        hash = manager.update_experiment_hash().hash
+        manager.log("loss", float(n), n)
+        manager.save_model_checkpoint(net(fill=me * 1000.0 + n), step=n)
+        os.write(1, f"{hash} {me * 1000 + n} {n}\\n".encode())
+    manager.close()
+
+children = []
+for me in range(int(sys.argv[2])):
+    children.append(os.fork())
+    if children[-1] == 0:
+        try:
+            write(sys.argv[1], me, int(sys.argv[3]))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children))
 """
 
 
-@pytest.mark.parametrize(("kind", "writers", "count"), [("local", 8, 12), ("s3", 3, 5)])
+@pytest.mark.parametrize(("kind", "writers", "count"), [("local", 8, 10), ("s3", 3, 5)])
 def test_many_processes_write_new_hashes_into_one_root(
     kind: str, writers: int, count: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -245,14 +259,16 @@ def test_many_processes_write_new_hashes_into_one_root(
         while not stop.is_set():
             with opened(root) as manager:
                 seen.append(len(manager.get_all_hashes()))
-            time.sleep(0.3)
+            time.sleep(1)
 
     looking = threading.Thread(target=look)
     looking.start()
-    told = run_all(_WRITER, [[root, str(n), str(count)] for n in range(writers)])
-    stop.set()
-    looking.join()
-    saved = [line.split() for out in told for line in out.splitlines()]
+    try:
+        (told,) = run_all(_WRITERS, [[root, str(writers), str(count)]])
+    finally:
+        stop.set()
+        looking.join()
+    saved = [line.split() for line in told.splitlines()]
     assert len({hash for hash, _, _ in saved}) == writers * count
     assert seen == sorted(seen)
     manifest = yaml.safe_load(read(root, "checkpoints/manifest.yaml"))
@@ -269,15 +285,14 @@ def test_many_processes_write_new_hashes_into_one_root(
 
 
 _BRANCHER = """
-import sys, time
+import sys
 from tests.drivers.experiments.small import net, opened
-root, me = sys.argv[1], int(sys.argv[2])
+root, me, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 manager = opened(root)
 base = manager.current_exp_hash
 model, config = net(), {"lr": 1.0}
 manager.watch(model=model, hyperparameters=config)
-end, n = time.monotonic() + 3, 0
-while time.monotonic() < end:
+for n in range(count):
     if n % 4 == 0:
         assert manager.load_state(base, force=True) and config["lr"] == 1.0
         config["lr"] = me * 1000.0 + n
@@ -285,7 +300,6 @@ while time.monotonic() < end:
     manager.log("acc", me * 1000.0 + n, n)
     manager.save_model_checkpoint(net(fill=me * 1000.0 + n), step=n)
     print(hash, n, me * 1000 + n)
-    n += 1
 manager.close()
 """
 
@@ -293,9 +307,10 @@ manager.close()
 def test_two_processes_save_log_and_branch_at_once(root: str) -> None:
     with started(root, materialize="all") as manager:
         base = manager.current_exp_hash or ""
-    told = run_all(_BRANCHER, [[root, str(n)] for n in (1, 2)])
+    count = 4 if "://" in root else 16
+    told = run_all(_BRANCHER, [[root, str(n), str(count)] for n in (1, 2)])
     saved = [line.split() for out in told for line in out.splitlines()]
-    assert all(len(out.splitlines()) > 2 for out in told)
+    assert len(saved) == 2 * count
     with opened(root) as manager:
         assert {*manager.get_all_hashes()} == {base, *(h for h, _, _ in saved)}
         parents = {r["hash"]: r["parent"] for r in manager.list_runs()}
