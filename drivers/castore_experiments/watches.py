@@ -188,8 +188,8 @@ class SamplerWatch(LoaderWatch):
         A loop that was left last thing before a save was stopped, so that a resume goes on within
         its epoch. A program that leaves loops and begins others says that leaving ends an epoch.
         """
-        at = self._last
-        if at is None or self._newest.get("_sampler_iter") is not at or at.superseded:
+        at = self._newest.get("_sampler_iter")
+        if not isinstance(at, Pass) or at.superseded or at is not self._last:
             return None
         handed = at.offset + int(self._newest["_num_yielded"])
         length = self._length()

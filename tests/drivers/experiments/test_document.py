@@ -137,8 +137,9 @@ def test_pending_and_immediate(root: str) -> None:
     assert manager.has_pending_changes() == (False, set())
     assert manager.get_all_hashes() == [manager.current_exp_hash, first]
     assert not manager.save_pending_changes()
-    written = yaml.safe_load(read(root, f"checkpoints/HP/{manager.get_hp_hash()}/"
-                                        f"{manager.get_hp_hash()}_config.yaml"))
+    written = yaml.safe_load(
+        read(root, f"checkpoints/HP/{manager.get_hp_hash()}/{manager.get_hp_hash()}_config.yaml")
+    )
     assert written["hyperparameters"]["lr"] == 0.3
     manager.close()
 
@@ -294,7 +295,9 @@ def test_every_checkpoint_carries_rng_and_loader_state(root: str) -> None:
         assert {"python_random", "numpy_random", "torch_rng"} <= set(found["rng_state"])
         assert found["dataloader_iteration_state"]["train"]["samples_yielded"] == 12
         assert found["dataloader_iteration_state"]["train"]["batch_size"] == 4
-    assert {"step", "model_state_dict", "timestamp", "exp_hash", "optimizer_state_dict"} <= set(file)
+    assert {"step", "model_state_dict", "timestamp", "exp_hash", "optimizer_state_dict"} <= set(
+        file
+    )
     manager.close()
 
 
