@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,13 +77,19 @@ def _kept(place: Place, root: str) -> Records:
 
 def _hash(archive: Archive, text: str) -> str:
     """The one hash that begins with ``text``."""
-    found = [h for h in archive.hashes() if h.startswith(text)]
+    return _kept_hash([archive], text)[1]
+
+
+def _kept_hash(archives: Sequence[Archive], text: str) -> tuple[Archive, str]:
+    """The one hash that begins with ``text``, and what holds it: of equal ones the first."""
+    found = {h: a for a in reversed(archives) for h in a.hashes() if h.startswith(text)}
     if len(found) != 1:
         raise NotFoundError(
             f"{text!r} begins {plural(len(found), 'hash')} here; there are:"
-            f" {', '.join(archive.hashes()[:8])}"
+            f" {', '.join(h for a in archives for h in a.hashes()[:8])}"
         )
-    return found[0]
+    ((hash, archive),) = found.items()
+    return archive, hash
 
 
 @app.command("list")
@@ -146,26 +153,46 @@ def runs(root: Root, json: Json = False) -> None:
 
 @app.command()
 def why(
-    root: Root,
-    first: Annotated[str, typer.Argument(metavar="HASH1", show_default=False)],
-    second: Annotated[str, typer.Argument(metavar="HASH2", show_default=False)],
+    words: Annotated[list[str], typer.Argument(metavar="[ROOT] HASH1 HASH2", show_default=False)],
+    repository: Annotated[
+        str | None,
+        typer.Option("--repository", "-r", metavar="URL", help="Look in all its namespaces."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Say in words what differs between two hashes: configuration, model, samples and tags.
 
+    Without ROOT and -r the current folder is the root.
+
     \b
     Example:
       castore experiments why logs/exp 5bd1 bcca
+      castore experiments why -r s3://bucket/store 5bd1 bcca
     """
     from castore_experiments.difference import difference
 
     out = Output(json)
-    archive = _archive(_open(root, out))
-    a, b = _hash(archive, first), _hash(archive, second)
-    for component, lines in difference(archive, a, b).items():
+    if len(words) not in (2, 3) or (repository and len(words) == 3):
+        raise typer.BadParameter(f"{len(words)} words: expected [ROOT] HASH1 HASH2")
+    if repository is not None:
+        archives = _namespaces(repository)
+    else:
+        archives = [_archive(_open(words[0] if len(words) == 3 else ".", out))]
+    for component, lines in difference(*(_kept_hash(archives, w) for w in words[-2:])).items():
         for line in lines:
             out.document("difference", component=component, text=line)
             out.line(printable(f"{component}: {line}"))
+
+
+def _namespaces(url: str) -> list[Archive]:
+    """What each namespace of a repository holds."""
+    from castore_experiments.records import Records
+
+    repository = open_repository(url)
+    found = [Records(repository, namespace) for namespace in repository.namespaces()]
+    for records in found:
+        records.refresh()
+    return [*found]
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from castore_experiments.architecture import Description
 from castore_experiments.documents import ARCHITECTURE
@@ -11,21 +11,25 @@ from castore_experiments.resume import read_config, read_data
 from castore_experiments.states import Archive
 from castore_experiments.why import explain
 
+Kept: TypeAlias = tuple[Archive, str]
+"""A hash, and what holds it."""
 
-def difference(archive: Archive, a: str, b: str) -> dict[Component, list[str]]:
+
+def difference(a: Kept, b: Kept) -> dict[Component, list[str]]:
     """Lines for each component that differs; a component whose content is not kept says so.
+
+    The two may be of different roots.
 
     Raises
     ------
     SnapshotNotFoundError
         One of the hashes does not exist.
     """
-    changed = archive.state(a).digests.changed(archive.state(b).digests)
+    changed = a[0].state(a[1]).digests.changed(b[0].state(b[1]).digests)
     found: dict[Component, list[str]] = {}
     for component in COMPONENTS:
         if component in changed:
-            one, other = _content(archive, a, component), _content(archive, b, component)
-            found[component] = _explain(one, other)
+            found[component] = _explain(_content(*a, component), _content(*b, component))
     return found
 
 

@@ -419,3 +419,15 @@ def test_usage_errors(tmp_path: Path) -> None:
     assert castore("runs").exit_code == 2
     assert castore("nothing").exit_code == 2
     assert castore("list", "-r", str(tmp_path / "none")).exit_code == 10
+
+
+def test_why_over_a_repository_and_in_the_current_folder(
+    here: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, first, hp = here.root, here.first, here.hp
+    expected = said("why", root, first, hp)
+    assert said("why", "-r", f"{root}/.castore", first[:6], hp) == expected
+    monkeypatch.chdir(root)
+    assert said("why", first, hp) == expected
+    assert castore("why", root, first, hp, "-r", f"{root}/.castore").exit_code == 2
+    assert castore("why", first).exit_code == 2
