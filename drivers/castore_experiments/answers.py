@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from castore import InvalidInputError
 from castore_experiments import layout
 from castore_experiments.manifest import stamp
 from castore_experiments.records import Records
@@ -30,6 +31,30 @@ def same_place(a: str, b: str) -> bool:
     return a.rstrip("/") == b.rstrip("/") or (
         "://" not in a + b and os.path.realpath(a) == os.path.realpath(b)
     )
+
+
+def one_root(
+    given: str | None, root: str | os.PathLike[str] | None, config: Mapping[Any, Any] | None
+) -> str | None:
+    """The root that constructor (``given``), `watch` and configuration name, in this order.
+
+    Raises
+    ------
+    InvalidInputError
+        They name two.
+    """
+    named = [given, None if root is None else os.fspath(root)]
+    if config is not None and config.get("root_log_dir") is not None:
+        named.append(os.fspath(config["root_log_dir"]))
+    urls = [url for url in named if url is not None]
+    first = next(iter(urls), None)
+    for url in urls[1:]:
+        if first is not None and not same_place(first, url):
+            raise InvalidInputError(
+                f"root_log_dir: {url!r} is not {first!r}, which this manager was given before: one"
+                " manager has one root"
+            )
+    return first
 
 
 def checkpoint(loaded: Loaded) -> dict[str, Any]:

@@ -12,22 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from castore import InvalidInputError
-from castore_experiments import answers, layout, ranks
+from castore_experiments import answers, chosen, layout, ranks
 from castore_experiments.background import Handle, before_shutdown
 from castore_experiments.canonical import from_yaml
-from castore_experiments.catalog import Catalog, Place
-from castore_experiments.components import Content
+from castore_experiments.catalog import Place
+from castore_experiments.loading import Loading
 from castore_experiments.options import parse_options
+from castore_experiments.pending_save import Saving
 from castore_experiments.place import World
-from castore_experiments.resume import Wanted, load, log_report
+from castore_experiments.resume import Wanted, log_report
 from castore_experiments.runs import RunWords, set_words, words_of
-from castore_experiments.saving import Done
 from castore_experiments.session import Session
 from castore_experiments.tracker import Update
 
 
-class CheckpointManager(Catalog):
+class CheckpointManager(Loading):
     """Keeps an experiment under the hash of its content, on a local root or on S3.
 
     Opening an existing root resumes its latest hash: model, optimizer, random streams, positions
@@ -180,7 +179,7 @@ class CheckpointManager(Catalog):
         session = self._session
         _ = session.place
         first = first_time and session.tracker.state is None
-        content = _content(session, model_snapshot, hp_snapshot, dfm_snapshot)
+        content = chosen.content(session, model_snapshot, hp_snapshot, dfm_snapshot)
         update = session.update(content, force or first)
         if dump_immediately or first:
             self.save_pending_changes(force=force or first)
@@ -270,7 +269,7 @@ class CheckpointManager(Catalog):
             Something that could not be read back; the message names it. Nothing was saved.
         """
         session = self._session
-        _refuse_false(force_dump_pending=force_dump_pending, update_manifest=update_manifest)
+        chosen.refuse_false(force_dump_pending=force_dump_pending, update_manifest=update_manifest)
         if not session.place or not session.options.enable_checkpoints:
             return None
         self.get_current_experiment_hash()
@@ -302,128 +301,6 @@ class CheckpointManager(Catalog):
 
     def _path(self, path: str) -> Place:
         return answers.below(self.checkpoints_dir, path)
-
-    # -- loading
-
-    def load_checkpoint(
-        self,
-        exp_hash: str,
-        load_model: bool | None = None,
-        load_weights: bool = True,
-        load_config: bool = False,
-        load_data: bool = True,
-        target_step: int | None = None,
-        force: bool = False,
-    ) -> dict[str, Any]:
-        """Read a state without applying it.
-
-        Parameters
-        ----------
-        exp_hash : str
-            24 hexadecimal characters.
-        load_model, load_weights, load_config, load_data : bool
-            Which components. Configuration and data are read only if they differ from the current
-            ones, or with ``force``. A pickled model is read by default where that is allowed, and
-            left out elsewhere; True asks for it.
-        target_step : int, optional
-            The weights nearest to it, of two equally near ones the higher step; the last saved by
-            default.
-
-        Returns
-        -------
-        dict
-            ``model``, ``weights`` (the file's mapping), ``config``, ``data_state`` (``snapshot``:
-            DataFrame by sample_id and annotation_id), ``rng_state``, ``loaded_components`` (set),
-            ``exp_hash`` and, if there are, ``dataloader_iteration_state``. For a hash that does
-            not exist nothing is loaded.
-
-        Raises
-        ------
-        CorruptObjectError, ObjectNotFoundError, FormatError
-            Something of it is damaged; the message names it.
-        UntrustedPickleError
-            A file would run code when read, or a pickled model is asked for and not allowed.
-        """
-        archive = self._archive()
-        if archive is None or exp_hash not in archive:
-            return answers.nothing(exp_hash)
-        trusted = self._session.trusts(self._allow_pickle)
-        changed = archive.state(exp_hash).digests.changed(self._session.tracker.digests)
-        wanted = Wanted(
-            trusted if load_model is None else load_model,
-            load_weights,
-            load_config and (force or "hp" in changed),
-            load_data and (force or "data" in changed),
-            target_step,
-        )
-        return answers.checkpoint(load(archive, exp_hash, wanted, allow_pickle=trusted))
-
-    def load_state(
-        self,
-        exp_hash: str,
-        force: bool = False,
-        load_model: bool = True,
-        load_weights: bool = True,
-        load_config: bool = True,
-        load_data: bool = True,
-        load_logger: bool = True,
-        target_step: int | None = None,
-    ) -> bool:
-        """Go back to a state: what is trained from here descends from it.
-
-        The watched model, optimizer, scheduler, mapping, data and loaders are brought to it, and
-        the random streams. The branch that was current stays as it is; edits that wait are dropped.
-
-        Parameters
-        ----------
-        exp_hash : str
-        force : bool
-            Also components that are current already.
-        load_model, load_weights, load_config, load_data : bool
-            Which components.
-        load_logger : bool
-            Whether curves go on from the loaded step; else they begin anew.
-        target_step : int, optional
-            As for `load_checkpoint`.
-
-        Returns
-        -------
-        bool
-            False for a hash that does not exist: nothing was changed.
-
-        Raises
-        ------
-        InvalidInputError
-            A watched object does not take its part, or cannot be restored exactly.
-        CorruptObjectError, ObjectNotFoundError, FormatError, UntrustedPickleError
-            As for `load_checkpoint`; nothing was changed.
-        """
-        archive = self._archive()
-        if archive is None or exp_hash not in archive:
-            return False
-        session = self._session
-        changed = archive.state(exp_hash).digests.changed(session.tracker.digests)
-        whole = Wanted(
-            False,
-            load_weights,
-            load_config and (force or "hp" in changed),
-            load_data and (force or "data" in changed),
-            target_step,
-        )
-        session.branch(load(archive, exp_hash, whole), curves=load_logger)
-        return True
-
-    def load_latest_checkpoint(
-        self, model: Any = None, exp_hash: str | None = None, **more: Any
-    ) -> dict[str, Any] | None:
-        """The last saved weight file of a hash (the current one) as a mapping; None if none."""
-        hash = exp_hash or self.current_exp_hash
-        if hash is None:
-            return None
-        found: dict[str, Any] | None = self.load_checkpoint(hash, **more)["weights"]
-        if found is not None and model is not None:
-            model.load_state_dict(found["model_state_dict"])
-        return found
 
     # -- curves
 
@@ -477,53 +354,6 @@ class CheckpointManager(Catalog):
             What a save in the background failed with, if nobody was told yet.
         """
         self._session.close()
-
-
-class Saving:
-    """A save under way, as ``save_model_checkpoint(wait=False)`` gives it."""
-
-    def __init__(self, handle: Handle[Done], folder: Place):
-        self._handle, self._folder = handle, folder
-
-    def result(self, timeout: float | None = None) -> Place | None:
-        """The documented file's path once it is durable, or None; raises what went wrong.
-
-        Raises
-        ------
-        TimeoutError
-            It is not done after ``timeout`` seconds.
-        """
-        weights = self._handle.result(timeout).weights
-        return None if weights is None else answers.below(self._folder, weights.path)
-
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._handle.done()
-
-
-def _content(session: Session, model: Any, config: Any, data: Any) -> Content:
-    """What counts now; -1 leaves a component as it is."""
-    watched = session.watched
-    return session.tracker.rule.content(
-        _chosen(config, lambda: watched.hyperparameters),
-        _chosen(model, lambda: watched.model),
-        _chosen(data, watched.frame),
-    )
-
-
-def _chosen(given: Any, watched: Callable[[], Any]) -> Any:
-    if isinstance(given, int) and given == -1:
-        return None
-    return watched() if given is None else given
-
-
-def _refuse_false(**flags: bool) -> None:
-    for name, value in flags.items():
-        if not value:
-            raise InvalidInputError(
-                f"{name}=False: weights without the state and the manifest entry of their hash"
-                " could not be resumed; leave the parameter out"
-            )
 
 
 def _close_at_exit(manager: weakref.ref[CheckpointManager]) -> None:

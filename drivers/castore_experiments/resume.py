@@ -197,8 +197,29 @@ def _of_holder(archive: Archive, label: str) -> bytes | None:
     return next((data for data in found if data is not None), None)
 
 
-def newest_whole(
-    archive: Archive, hash: str, wanted: Wanted, report: Callable[[str], None], allow_pickle: bool
+def newest_readable(
+    archive: Archive, latest: str, wanted: Wanted, report: Callable[[str], None]
+) -> tuple[Loaded, bool]:
+    """The latest hash that can be read, and whether one had to be skipped for that.
+
+    Raises
+    ------
+    NotFoundError, IntegrityError, FormatError, UntrustedPickleError
+        None can be read; what is wrong with the latest.
+    """
+    first: Exception | None = None
+    for hash in [latest, *(h for h in archive.hashes() if h != latest)]:
+        try:
+            return _newest_whole(archive, hash, wanted, report), first is not None
+        except DAMAGE as e:
+            first = first or e
+            report(f"experiment {hash} is skipped: {e}")
+    assert first is not None
+    raise first
+
+
+def _newest_whole(
+    archive: Archive, hash: str, wanted: Wanted, report: Callable[[str], None]
 ) -> Loaded:
     """The newest weights of ``hash`` that can be read; what is skipped is reported, never deleted.
 
@@ -210,13 +231,13 @@ def newest_whole(
     first: Exception | None = None
     for weights in archive.weights(hash) if wanted.weights else ():
         try:
-            return load(archive, hash, wanted, allow_pickle=allow_pickle, weights=weights)
+            return load(archive, hash, wanted, weights=weights)
         except DAMAGE as e:
             first = first or e
             report(f"step {weights.step} of {hash} is skipped: {e}")
     if first is not None:
         raise first
-    return load(archive, hash, wanted, allow_pickle=allow_pickle)
+    return load(archive, hash, wanted)
 
 
 # -- applying

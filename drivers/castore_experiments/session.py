@@ -22,11 +22,11 @@ from castore_experiments.manifest import stamp
 from castore_experiments.options import Options, parse_options
 from castore_experiments.place import Place, World
 from castore_experiments.records import Records
-from castore_experiments.resume import DAMAGE, Loaded, Resume, Wanted, newest_whole, write_config
+from castore_experiments.resume import Loaded, Resume, Wanted, newest_readable, write_config
 from castore_experiments.root import Pending, clear_pending, read_pending, write_pending
 from castore_experiments.saving import Done, Job, carry_out
 from castore_experiments.siblings import files_of, sources_at
-from castore_experiments.states import Archive, Digests, State, Weights
+from castore_experiments.states import Digests, State, Weights
 from castore_experiments.tracker import Tracker, Update
 from castore_experiments.versions import Owner, owner_in
 
@@ -90,23 +90,12 @@ class Session:
             return
         self.fresh = False
         self._tell_pending(place)
-        self.go_on(self._newest_readable(archive, latest), strict=False)
+        weights = self.wanted.weights and self.options.load_weights
+        wanted = replace(self.wanted, model=False, weights=weights, config=True, data=True)
+        loaded, self.damaged = newest_readable(archive, latest, wanted, self.world.report)
+        self.go_on(loaded, strict=False)
         if place.record is not None and ranks.writes() and not place.has_manifest():
             self._rebuild()
-
-    def _newest_readable(self, archive: Archive, latest: str) -> Loaded:
-        """The latest hash that can be read; damaged ones are reported and stay."""
-        wanted = replace(self.wanted, model=False, config=True, data=True)
-        wanted = replace(wanted, weights=self.wanted.weights and self.options.load_weights)
-        first: Exception | None = None
-        for hash in [latest, *(h for h in archive.hashes() if h != latest)]:
-            try:
-                return newest_whole(archive, hash, wanted, self.world.report, False)
-            except DAMAGE as e:
-                first, self.damaged = first or e, True
-                self.world.report(f"experiment {hash} is skipped: {e}")
-        assert first is not None
-        raise first
 
     def _tell_pending(self, place: Place) -> None:
         pending = read_pending(place.files) if place.record is not None else None
@@ -182,7 +171,7 @@ class Session:
     ) -> None:
         """Follow what is not None; what was resumed is given to it."""
         config = objects.get("hyperparameters")
-        self._name_root(root, config)
+        self.given = answers.one_root(self.given, root, config)
         if config is not None:
             self._take_options(config)
         _ = self.place
@@ -198,22 +187,6 @@ class Session:
         if config is not None and self.wanted.config and self.resume.loaded.config is not None:
             write_config(self.watched, self.resume.loaded.config, KEPT_OUT)
         self.resume.apply(self._given_to())
-
-    def _name_root(
-        self, root: str | os.PathLike[str] | None, config: Mapping[Any, Any] | None
-    ) -> None:
-        """Constructor, then `watch`, then configuration; two that differ are an error."""
-        named = [os.fspath(root)] if root is not None else []
-        if config is not None and config.get("root_log_dir") is not None:
-            named.append(os.fspath(config["root_log_dir"]))
-        for url in named:
-            if self.given is None:
-                self.given = url
-            elif not answers.same_place(self.given, url):
-                raise InvalidInputError(
-                    f"root_log_dir: {url!r} is not {self.given!r}, which this manager was given"
-                    " before: one manager has one root"
-                )
 
     def _take_options(self, config: Mapping[Any, Any]) -> None:
         options = parse_options(config.get("checkpoint_manager"), self.options)

@@ -13,7 +13,8 @@ import torch
 
 from castore import IntegrityError, InvalidInputError, LayoutError, NotFoundError, Repository
 from castore_pools import assemble, import_zoo, open_checkpoint, open_pool
-from castore_pools.sources import SnapshotSource, UrlSource, open_source
+from castore_pools.addresses import open_source
+from castore_pools.sources import SnapshotSource, UrlSource
 from castore_pools.values import tensor_digest, value_digest
 from tests.drivers.pools.models import FROZEN, cell
 

@@ -203,6 +203,29 @@ def test_a_cell_without_a_record(root: Path) -> None:
     ]
 
 
+ODD = [None, 3, "x", [], {}, [1], {"count": "x"}, {"val_metric": 1}, [{"val_metric": "x"}], 1e999]
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pool", "checkpoints", "training_info", "collect_config", "frozen_keys", "pin"),
+        *("total_params", "frozen_params", "generated_params", "task", "pool_path"),
+    ],
+)
+def test_odd_records_are_findings(root: Path, name: str, value: Any) -> None:
+    """Whatever stands in a record, verification ends and says so; ``ls`` lists it."""
+    from typer.testing import CliRunner
+
+    from castore.cli import app
+
+    edit_record(root, lambda b: b.update({name: value}))
+    assert list(verify_zoo(root))
+    shown = CliRunner().invoke(app, ["pools", "ls", str(root)])
+    assert shown.exit_code == 0, shown.output
+
+
 def test_unpinned_files(root: Path) -> None:
     """Files without a pin are reported as unpinned; ``--require-pin`` refuses them."""
     edit_record(root, lambda b: (b.pop("pin"), b.pop("checkpoints")))

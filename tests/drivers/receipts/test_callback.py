@@ -496,6 +496,9 @@ def test_a_repository_of_the_team_serves_many_runs(
 
 
 def test_folders_may_be_left_out(tmp_path: Path) -> None:
-    made = runs.run(tmp_path / "run", 20, materialize=False)
+    made = runs.callback(tmp_path / "run", materialize=False)
+    model = runs.model()
+    model.learn(20, callback=made)
+    model.learn(20, callback=made, reset_num_timesteps=False)
     assert not (tmp_path / "run/checkpoints").exists()
-    assert [r.sound for r in verify_all([made.destination.repository.url])] == [True]
+    assert [r.sound for r in verify_all([made.destination.repository.url])] == [True, True]

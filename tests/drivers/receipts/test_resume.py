@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
@@ -88,6 +89,32 @@ def test_resuming_at_the_end_of_training_goes_on_as_well(tmp_path: Path) -> None
     again = ReceiptCallback.resume(resumed, tmp_path / "run", 40, log=io.StringIO())
     resumed.learn(40, callback=again, reset_num_timesteps=False)
     assert runs.equal(whole, resumed)
+
+
+def test_a_run_that_another_callback_stopped_goes_on_with_new_episodes(tmp_path: Path) -> None:
+    """The stop comes within a step: its transition is lost, and none may be made up from halves."""
+
+    class Stop(BaseCallback):
+        def _on_step(self) -> bool:
+            return self.num_timesteps < 33
+
+    first = runs.callback(tmp_path / "run", replay_buffer=True)
+    runs.model().learn(100, callback=CallbackList([first, Stop()]))
+    assert "state of the training environments" in first.history[-1]["not_contained"]
+    model = runs.model(5)
+    again = runs.resumed(model, tmp_path / "run", 33)
+    model.learn(20, callback=again, reset_num_timesteps=False)
+    buffer: Any = model.replay_buffer
+    assert buffer.pos == 52
+    env: Any = runs.pendulum()
+    env.reset(seed=1)
+    for i in range(buffer.pos):
+        cos, sin, speed = buffer.observations[i, 0]
+        env.unwrapped.state = np.array([np.arctan2(sin, cos), speed])
+        env.unwrapped.step(2 * buffer.actions[i, 0])
+        expected = env.unwrapped._get_obs()
+        if not buffer.dones[i, 0]:
+            np.testing.assert_allclose(buffer.next_observations[i, 0], expected, atol=1e-4)
 
 
 def test_mujoco_goes_on_from_its_physics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
