@@ -203,16 +203,19 @@ def check_frame(frame: Buffer, name: str = "") -> Header:
     return h
 
 
-def decode(frame: Buffer, base: Buffer | None = None, name: str = "") -> Buffer:
+def decode(
+    frame: Buffer, base: Buffer | None = None, name: str = "", out: memoryview | None = None
+) -> Buffer:
     """The content of ``frame``; ``base`` is the content of its base, for a delta.
 
-    The digest is *not* checked here: `ObjectStore.read` does. Raises as `check_frame`.
+    The digest is *not* checked here: `ObjectStore.read` does. ``out`` is memory to decode into,
+    if it is long enough. Raises as `check_frame`.
     """
     h = check_frame(frame, name)
     payload = memoryview(frame)[HEADER_SIZE:]
     if h.codec == RAW:
         return payload
-    content = decompress(payload, h.content_length, name)
+    content = decompress(payload, h.content_length, name, out)
     if h.codec == DELTA:
         if base is None or len(base) != h.content_length:
             raise CorruptObjectError(
@@ -238,8 +241,10 @@ def compress(content: Buffer, width: int) -> Buffer:
     return result
 
 
-def decompress(payload: Buffer, length: int, name: str = "") -> memoryview:
-    """Undo `compress` into a fresh buffer of ``length`` bytes, the length the header promised."""
+def decompress(
+    payload: Buffer, length: int, name: str = "", memory: memoryview | None = None
+) -> memoryview:
+    """Undo `compress` into ``length`` bytes, as the header promised: fresh ones, or ``memory``."""
     source = np.frombuffer(payload, np.uint8)
     try:
         said, stored, _ = blosc._cbuffer_sizes(source) if len(source) >= 16 else (-1, -1, 0)
@@ -252,7 +257,8 @@ def decompress(payload: Buffer, length: int, name: str = "") -> memoryview:
             name=name,
         )
     # NumPy asks for huge pages, which a bytearray does not: a third of the time to touch 16 MiB.
-    out = np.empty(length, np.uint8).data
+    fits = memory is not None and len(memory) >= length
+    out = memory[:length] if memory is not None and fits else np.empty(length, np.uint8).data
     try:
         _off_main(blosc.decompress, source, out)
     except Exception as e:

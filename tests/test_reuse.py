@@ -7,11 +7,30 @@ from pathlib import Path
 
 import pytest
 
-from castore import BackendError, BaseFile, Draft, MemoryFile, ObjectNotFoundError
+from castore import (
+    BackendError,
+    BaseFile,
+    CorruptObjectError,
+    Draft,
+    MemoryFile,
+    ObjectNotFoundError,
+    Repository,
+    frame,
+)
 from castore.check import check
+from castore.digest import digest_of
 from castore.objects import object_name
 from castore.tree import File
-from tests.helpers import contents, draft, drift, new_repository, safetensors, weights
+from tests.helpers import (
+    contents,
+    draft,
+    drift,
+    headers,
+    new_repository,
+    safetensors,
+    series,
+    weights,
+)
 
 
 @pytest.mark.parametrize("kind", ["local", "memory"])
@@ -89,3 +108,24 @@ def test_a_document_is_committed_again_in_another_namespace(tmp_path: Path) -> N
     with pytest.raises(ObjectNotFoundError):
         repository.republish(replace(done.snapshot, namespace="three"))
     assert repository.namespaces() == ["one", "two"]
+
+
+def test_reading_through_a_chain_hashes_once_and_names_what_is_wrong(tmp_path: Path) -> None:
+    """Only the content asked for is hashed; if that is wrong, the object that is to blame is."""
+    repository = new_repository("local", tmp_path)
+    for i, data in enumerate(series(5)):
+        repository.commit(draft({f"w_{i}.safetensors": data}))
+    found = headers(repository)
+    deepest = max(found, key=lambda d: found[d].depth)
+    assert found[deepest].depth == 4
+    fresh = Repository.open(repository.url)
+    content = bytes(fresh.store.read(deepest))
+    assert digest_of(content) == deepest
+    base = found[deepest].base
+    path = tmp_path / "store" / object_name(base)
+    wrong = found[base]
+    other = frame.encode_raw(bytes(wrong.content_length), wrong.width)
+    path.chmod(0o644)
+    path.write_bytes(other)
+    with pytest.raises(CorruptObjectError, match=base):
+        fresh.store.read(deepest)
