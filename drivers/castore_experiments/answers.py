@@ -33,16 +33,19 @@ def same_place(a: str, b: str) -> bool:
     )
 
 
-def one_root(
-    given: str | None, root: str | os.PathLike[str] | None, config: Mapping[Any, Any] | None
-) -> str | None:
+def one_root(given: str | None, root: str | os.PathLike[str] | None, config: Any) -> str | None:
     """The root that constructor (``given``), `watch` and configuration name, in this order.
 
     Raises
     ------
     InvalidInputError
-        They name two.
+        They name two, or the configuration is no mapping.
     """
+    if config is not None and not isinstance(config, Mapping):
+        hint = ": watch vars() of it, which is live" if hasattr(config, "__dict__") else ""
+        raise InvalidInputError(
+            f"hyperparameters: expected a mapping, found {type(config).__qualname__}{hint}"
+        )
     named = [given, None if root is None else os.fspath(root)]
     if config is not None and config.get("root_log_dir") is not None:
         named.append(os.fspath(config["root_log_dir"]))
@@ -55,6 +58,27 @@ def one_root(
                 " manager has one root"
             )
     return first
+
+
+def step_of(metric: str, step: Any) -> int:
+    """The step of a point of a curve; `InvalidInputError` for what is no whole number."""
+    if type(step) is int:
+        return step
+    from castore_experiments.signals.values import integer
+
+    return integer(step, f"{metric}: step")
+
+
+def refuse_stateless(objects: Mapping[str, Any]) -> None:
+    """`InvalidInputError` for a model, optimizer or scheduler that has no state to save."""
+    for name in ("model", "optimizer", "scheduler"):
+        value = objects.get(name)
+        needed = ("state_dict", "load_state_dict")
+        if value is not None and not all(callable(getattr(value, n, None)) for n in needed):
+            raise InvalidInputError(
+                f"{name}: {type(value).__qualname__} has no state_dict and load_state_dict; of"
+                " several, watch one object whose two methods hold them all"
+            )
 
 
 def checkpoint(loaded: Loaded) -> dict[str, Any]:

@@ -47,10 +47,14 @@ class Handle(Generic[T]):
 
 
 class Background(Generic[T]):
-    """Runs one task at a time in a thread; the next one waits for it."""
+    """Runs one task at a time in a thread; the next one waits for it.
+
+    Callers in several threads hold ``starting`` while they put a task together and run it.
+    """
 
     def __init__(self) -> None:
         self._flight: Handle[T] | None = None
+        self.starting = threading.Lock()
 
     def run(self, task: Callable[[], T]) -> Handle[T]:
         """Start ``task`` after the one before has ended; raises what that one failed with."""
@@ -63,10 +67,12 @@ class Background(Generic[T]):
 
     def settle(self) -> None:
         """Wait for the task under way; raises its failure unless its handle has told it."""
-        handle, self._flight = self._flight, None
+        handle = self._flight
         if handle is None:
             return
         error = handle._future.exception()
+        if self._flight is handle:  # only now: Ctrl-C may have ended a wait before
+            self._flight = None
         if error is not None and not handle.told:
             raise error
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
 
+from castore import InvalidInputError
 from castore_experiments import answers, layout
 from castore_experiments.components import Content
 from castore_experiments.records import Records
@@ -146,7 +147,9 @@ class Catalog:
         return archive.latest() if archive is not None else None
 
     def get_all_hashes(self, sort_by: Literal["created", "last_used"] = "created") -> list[str]:
-        """Every hash that was written, newest first."""
+        """Every hash that was written, newest first; `InvalidInputError` for another order."""
+        if sort_by not in ("created", "last_used"):
+            raise InvalidInputError(f"sort_by {sort_by!r}: expected 'created' or 'last_used'")
         archive = self._archive()
         if archive is None:
             return []
@@ -247,6 +250,10 @@ class Catalog:
     ) -> pd.DataFrame:
         """The values of samples behind a metric, as `signals`."""
         return self._curves().per_sample(metric, hash, run, sample_id)
+
+    def load_logger_snapshot(self) -> bool:
+        """Whether this root or a sibling has curves. They are read when asked for, never loaded."""
+        return bool(self._curves().metrics())
 
     def _curves(self) -> Curves:
         return self._session.curves()

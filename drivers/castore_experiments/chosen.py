@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from castore import InvalidInputError
 from castore_experiments.components import Content
 from castore_experiments.session import Session
+from castore_experiments.states import same
 
 
 def content(session: Session, model: Any, config: Any, data: Any) -> Content:
@@ -24,6 +25,31 @@ def _chosen(given: Any, watched: Callable[[], Any]) -> Any:
     if isinstance(given, int) and given == -1:
         return None
     return watched() if given is None else given
+
+
+def numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
+    """Metrics as plain numbers; `InvalidInputError` names one that is none."""
+    found = {}
+    for name, value in (metrics or {}).items():
+        try:
+            found[str(name)] = float(value)
+        except (TypeError, ValueError) as e:
+            raise InvalidInputError(f"metrics[{name!r}]: {value!r} is no number: {e}") from e
+    return found
+
+
+def refuse_other_config(session: Session, config: Any, name: str) -> None:
+    """Refuse a configuration, or a name of its file, that is not that of the current hash."""
+    if name != "config":
+        raise InvalidInputError(f"config_name {name!r}: the documented file is called 'config'")
+    hash, rule = session.place and session.tracker.hash, session.tracker.rule
+    if config is None or hash is None:
+        return
+    if not same(rule.hp(rule.config(config)), session.tracker.digests.hp):
+        raise InvalidInputError(
+            f"config: not the configuration of {hash}, under whose name it would stand: give it to"
+            " update_experiment_hash(hp_snapshot=...) first"
+        )
 
 
 def refuse_false(**flags: bool) -> None:

@@ -10,7 +10,8 @@ What is exact, and what is not:
   kept or not between epochs. The skipped part is proved by a digest. Samples are not read again.
 - Random numbers drawn by the data set: exact with ``num_workers=0`` (the global streams are part
   of the saved state); with workers, exact from the start of an epoch that starts its workers
-  anew. Within an epoch, and with ``persistent_workers``, workers start over with fresh seeds.
+  anew. Within an epoch, and with ``persistent_workers``, workers start over with fresh seeds;
+  within an epoch a resume says so.
 - ``IterableDataset``: exact with ``num_workers=0`` and a data set with ``state_dict`` and
   ``load_state_dict``, else not; torchdata's ``StatefulDataLoader`` is the way then.
 - A loop that was left by ``break`` before the save is gone on with where it was left, as the
@@ -25,7 +26,8 @@ Where exactness cannot be had, ``state()["castore"]["exact"]`` is false and says
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,20 +86,44 @@ class LoaderWatch(ABC):
         """
         ours = _ours(self.name, state)
         try:
-            why = self._refusal(state, ours) if ours else _FOREIGN
-            if not why:
-                self._apply(ours)
-                return LoaderReport(self.name, True, _LEFT if ours.get("left") else "")
+            with self._named():
+                why = self._refusal(state, ours) if ours else _FOREIGN
+                if not why:
+                    self._apply(ours)
+                    return LoaderReport(self.name, True, self._to_know(ours))
         except InvalidInputError as e:
             why = str(e)
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
-            raise FormatError(f"data loader {self.name!r}: malformed position: {e!r}") from e
         if strict:
-            raise InvalidInputError(
-                f"data loader {self.name!r} cannot go on exactly where it was: {why}."
-                " Restore without strict to begin an epoch anew"
-            )
+            raise self._inexact(why)
         return LoaderReport(self.name, False, why)
+
+    def _to_know(self, ours: Mapping[str, Any]) -> str:
+        within = ours["kind"] == "sampler" and ours["pass"] and self.loader.num_workers
+        words = [_LEFT if ours.get("left") else "", _SEEDS if within else ""]
+        return "; ".join(filter(None, words))
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise what a strict `restore` would, as far as that is known before; changes nothing."""
+        ours = _ours(self.name, state)
+        with self._named():
+            why = self._refusal(state, ours) if ours else _FOREIGN
+        if why:
+            raise self._inexact(why)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
+            if isinstance(e, InvalidInputError):
+                raise
+            raise FormatError(f"data loader {self.name!r}: malformed position: {e!r}") from e
+
+    def _inexact(self, why: str) -> InvalidInputError:
+        return InvalidInputError(
+            f"data loader {self.name!r} cannot go on exactly where it was: {why}."
+            " With strict=False it begins an epoch anew"
+        )
 
     def on_next_iter(self, call: Callable[[], None] | None) -> None:
         """``call`` once, just before the next iterator over the loader is made.
@@ -122,6 +148,11 @@ class LoaderWatch(ABC):
 
 
 _LEFT = "its loop was left in the middle of an epoch, which is gone on with"
+
+_SEEDS = (
+    "samples come in the same order, but random numbers that its workers draw (augmentation) start"
+    " over with fresh seeds for the rest of this epoch; num_workers=0 keeps those too"
+)
 
 _FOREIGN = (
     "the saved position is another tool's, which counts batches since that loader was made and"

@@ -59,7 +59,7 @@ class Loading(Catalog):
         trusted = self._session.trusts(self._allow_pickle)
         changed = archive.state(exp_hash).digests.changed(self._session.tracker.digests)
         wanted = Wanted(
-            trusted if load_model is None else load_model,
+            trusted and self._session.options.load_model if load_model is None else load_model,
             load_weights,
             load_config and (force or "hp" in changed),
             load_data and (force or "data" in changed),
@@ -77,6 +77,8 @@ class Loading(Catalog):
         load_data: bool = True,
         load_logger: bool = True,
         target_step: int | None = None,
+        *,
+        strict: bool = True,
     ) -> bool:
         """Go back to a state: what is trained from here descends from it.
 
@@ -94,6 +96,10 @@ class Loading(Catalog):
             Whether curves go on from the loaded step; else they begin anew.
         target_step : int, optional
             As for `load_checkpoint`.
+        strict : bool
+            Whether a data loader that cannot go on exactly, another kind of optimizer, or a random
+            stream that cannot be restored, is an error. Else it is reported: the loader begins an
+            epoch anew, the optimizer is as new.
 
         Returns
         -------
@@ -103,7 +109,8 @@ class Loading(Catalog):
         Raises
         ------
         InvalidInputError
-            A watched object does not take its part, or cannot be restored exactly.
+            A watched object does not take its part. Another architecture, and what ``strict``
+            refuses, is found before anything is changed.
         CorruptObjectError, ObjectNotFoundError, FormatError, UntrustedPickleError
             As for `load_checkpoint`; nothing was changed.
         """
@@ -119,7 +126,7 @@ class Loading(Catalog):
             load_data and (force or "data" in changed),
             target_step,
         )
-        session.branch(load(archive, exp_hash, whole), curves=load_logger)
+        session.branch(load(archive, exp_hash, whole), curves=load_logger, strict=strict)
         return True
 
     def load_latest_checkpoint(

@@ -12,21 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from castore import InvalidInputError
 from castore_experiments import answers, chosen, layout, ranks
 from castore_experiments.background import Handle, before_shutdown
 from castore_experiments.canonical import from_yaml
 from castore_experiments.catalog import Place
-from castore_experiments.loading import Loading
+from castore_experiments.naming import Naming
 from castore_experiments.options import parse_options
 from castore_experiments.pending_save import Saving
 from castore_experiments.place import World
 from castore_experiments.resume import Wanted, log_report
-from castore_experiments.runs import RunWords, set_words, words_of
 from castore_experiments.session import Session
 from castore_experiments.tracker import Update
 
 
-class CheckpointManager(Loading):
+class CheckpointManager(Naming):
     """Keeps an experiment under the hash of its content, on a local root or on S3.
 
     Opening an existing root resumes its latest hash: model, optimizer, random streams, positions
@@ -208,9 +208,11 @@ class CheckpointManager(Loading):
         if not session.options.enable_checkpoints:
             return False
         if ranks.writes():
-            session.save(
-                step=None, metrics={}, metadata=None, optimizer=True, weights=True
-            ).result()
+            with session.background.starting:
+                handle = session.save(
+                    step=None, metrics={}, metadata=None, optimizer=True, weights=True
+                )
+            handle.result()
         else:
             session.elsewhere(None)
         return True
@@ -276,14 +278,15 @@ class CheckpointManager(Loading):
         if not ranks.writes():
             saving = Saving(Handle.of(session.elsewhere(step)), self.checkpoints_dir)
             return saving.result() if wait else saving
-        handle = session.save(
-            step=step,
-            metrics={str(k): float(v) for k, v in (metrics or {}).items()},
-            metadata=metadata,
-            optimizer=save_optimizer,
-            weights=save_model_checkpoint,
-            model=model,
-        )
+        with session.background.starting:
+            handle = session.save(
+                step=step,
+                metrics=chosen.numbers(metrics),
+                metadata=metadata,
+                optimizer=save_optimizer,
+                weights=save_model_checkpoint,
+                model=model,
+            )
         saving = Saving(handle, self.checkpoints_dir)
         return saving.result() if wait else saving
 
@@ -293,14 +296,39 @@ class CheckpointManager(Loading):
         It is written with a state, when ``dump_model_architecture`` is on, and never again. None
         if the current hash has none.
         """
+        return self._document("model", layout.architecture_path)
+
+    def save_config(
+        self, config: Mapping[Any, Any] | None = None, config_name: str = "config"
+    ) -> Place | None:
+        """Where the configuration of the current hash stands; what waits is written first.
+
+        None if there is no hash, or its configuration is not dumped. ``config`` may only be the
+        one of that hash, and ``config_name`` the documented one: else `InvalidInputError`.
+        """
+        chosen.refuse_other_config(self._session, config, config_name)
+        self.save_pending_changes()
+        return self._document("hp", layout.config_path)
+
+    def save_data_snapshot(self, force_new_state: bool = False) -> Place | None:
+        """Where the data snapshot (JSON) of the current hash stands; what waits is written first.
+
+        None if there is no hash, or its data are not dumped. Nothing is ever overwritten, so that
+        ``force_new_state`` is refused: equal data are one state.
+        """
+        if force_new_state:
+            raise InvalidInputError("force_new_state=True: equal data are one state; leave it out")
+        self.save_pending_changes()
+        return self._document("data", layout.data_json_path)
+
+    def _document(self, component: layout.Component, path_of: Callable[[str], str]) -> Place | None:
+        """Where a document of the current hash stands, if it was written."""
         archive, hash = self._archive(), self.current_exp_hash
         if archive is None or hash is None or hash not in archive:
             return None
-        path = layout.architecture_path(layout.split(hash).model)
-        return self._path(path) if archive.document(hash, path) is not None else None
-
-    def _path(self, path: str) -> Place:
-        return answers.below(self.checkpoints_dir, path)
+        path = path_of(getattr(layout.split(hash), component))
+        found = archive.document(hash, path) is not None
+        return answers.below(self.checkpoints_dir, path) if found else None
 
     # -- curves
 
@@ -317,31 +345,6 @@ class CheckpointManager(Loading):
             self._session.background.settle()
             if ranks.writes():
                 self._session.publish_curves(self._session.records())
-
-    # -- words
-
-    def rename_run(self, exp_hash: str, name: str) -> bool:
-        """Give a run a name; False for an empty name or a hash that does not exist."""
-        return bool(name.strip()) and self._say(exp_hash, RunWords(name=name.strip()))
-
-    def set_run_notes(self, exp_hash: str, notes: str) -> bool:
-        """Keep notes on a run; False for a hash that does not exist."""
-        return self._say(exp_hash, RunWords(notes=notes))
-
-    def _say(self, hash: str, said: RunWords) -> bool:
-        archive = self._archive()
-        if archive is None or hash not in archive:
-            return False
-        if not ranks.writes():
-            return True
-        records = self._session.records()
-        before = words_of(records.repository, records.namespace).get(hash, RunWords())
-        words = RunWords(
-            said.name or before.name, before.notes if said.notes is None else said.notes
-        )
-        set_words(records.repository, records.namespace, hash, words)
-        self._session.exhibit(records).note_words(hash, words)
-        return True
 
     # -- the end
 

@@ -42,7 +42,12 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a root is kept. Booleans say what of a state is dumped or loaded."""
+    """How a root is kept. Booleans say what of a state is dumped, and what resuming gives back.
+
+    ``load_weights``, ``load_config`` and ``load_data`` are for watched objects; False overrules
+    the constructor. ``load_model``: whether a pickled model that may be loaded is, unasked.
+    What `load_state` and `load_checkpoint` are asked for does not depend on them.
+    """
 
     enable_checkpoints: bool = True
     dump_model_architecture: bool = False

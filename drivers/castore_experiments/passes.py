@@ -127,12 +127,13 @@ class Pass:
     def _draw_watched(self) -> Any:
         before = {} if self._torch_only else streams.now()
         generators = self.read_generators()
-        batch = next(self._inner)
-        after = self.read_generators()
-        self.draws_generators |= after != generators
-        self.draws_global |= bool(before and streams.drawn(before))
-        self._after = after
-        return batch
+        try:
+            return next(self._inner)
+        finally:
+            # Also where it ends: torch's RandomSampler draws once more then.
+            self._after = self.read_generators()
+            self.draws_generators |= self._after != generators
+            self.draws_global |= bool(before and streams.drawn(before))
 
     def read_generators(self) -> dict[str, Any]:
         return {name: streams.read(g) for name, g in self._generators.items()}

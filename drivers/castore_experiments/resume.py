@@ -247,13 +247,15 @@ def _newest_whole(
 class Resume:
     """A loaded state and which of its parts were given away already.
 
-    ``strict`` makes what cannot be restored exactly an error; else it is reported.
+    ``strict`` makes what cannot be restored exactly an error; else it is reported. ``asked`` tells
+    a state that the caller named from one that opening resumed.
     """
 
     loaded: Loaded
     rule: Scheme
     strict: bool
     report: Callable[[str], None]
+    asked: bool = False
     given: set[str] = field(default_factory=set)
     begun: bool = False
 
@@ -308,12 +310,8 @@ class Resume:
                 " discards cannot be restored in it: let it give the live one"
             )
 
-    def fits(self, watched: Watched) -> bool:
-        """Whether the weights can be given to the watched model."""
-        return self.loaded.file is None or watched.model is None or self._fits(watched.model)
-
     def _apply_weights(self, watched: Watched) -> Iterator[str]:
-        from castore_experiments.weights import apply
+        from castore_experiments.weights import apply, other_kind
 
         file = self.loaded.file
         if file is None:
@@ -323,7 +321,7 @@ class Resume:
             for name in ("model", "optimizer", "scheduler")
             if getattr(watched, name) is not None and name not in self.given
         }
-        if "model" in parts and not self._fits(watched.model):
+        if "model" in parts and not self.fits(watched.model):
             self.given |= {"model", "optimizer", "scheduler"}
             self.report(
                 f"the watched model is not the one of {self.loaded.state.hash}: its weights were"
@@ -334,11 +332,16 @@ class Resume:
             del parts[name]
             self.report(f"step {file.step} of {file.exp_hash} holds no {name} state: it is as new")
             yield name
+        unlike = other_kind(parts.get("optimizer"), file.optimizer_state)
+        if unlike and not self.strict:
+            del parts["optimizer"]
+            self.report(f"the saved optimizer is of another kind ({unlike}): it is as new")
+            yield "optimizer"
         if parts:
             apply(file, parts.get("model"), parts.get("optimizer"), parts.get("scheduler"))
             yield from parts
 
-    def _fits(self, model: Any) -> bool:
+    def fits(self, model: Any) -> bool:
         """Whether ``model`` is the architecture that was saved, by the root's own rule."""
         from castore_experiments.states import same
 

@@ -124,6 +124,18 @@ def restore(state: Mapping[str, Any] | None, *, strict: bool = True) -> RngRepor
         ``strict``, and a stream is missing or refused: nothing was changed. The message names
         every such stream.
     """
+    report, setters = _prepared(state, strict)
+    for put in setters:
+        put()
+    return report
+
+
+def check(state: Mapping[str, Any] | None) -> None:
+    """Raise what a strict `restore` would; nothing is changed."""
+    _prepared(state, True)
+
+
+def _prepared(state: Mapping[str, Any] | None, strict: bool) -> tuple[RngReport, list[Setter]]:
     given = _joined(state or {})
     streams: dict[str, str] = {}
     reasons: dict[str, str] = {}
@@ -145,11 +157,9 @@ def restore(state: Mapping[str, Any] | None, *, strict: bool = True) -> RngRepor
     if strict and any(s != RESTORED for s in streams.values()):
         raise FormatError(
             f"random streams cannot be restored: {'; '.join(report.lines())}; nothing was changed."
-            " Restore without strict to take what there is"
+            " strict=False takes what there is"
         )
-    for put in setters:
-        put()
-    return report
+    return report, setters
 
 
 def _joined(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,6 +75,8 @@ def _checked_root(record: RootRecord, where: str) -> RootRecord:
         raise FormatError(f"{where}: a field has a wrong type")
     if record.repository.startswith("./") and {"..", ""} & {*record.repository.split("/")}:
         raise FormatError(f"{where}: repository {record.repository!r} leads out of the root")
+    if not record.repository or "\0" in record.repository:
+        raise FormatError(f"{where}: repository {record.repository!r} is no URL or path")
     for namespace in spaces:
         check_namespace(namespace)
     return record

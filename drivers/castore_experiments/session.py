@@ -28,6 +28,7 @@ from castore_experiments.saving import Done, Job, carry_out
 from castore_experiments.siblings import files_of, sources_at
 from castore_experiments.states import Digests, State, Weights
 from castore_experiments.tracker import Tracker, Update
+from castore_experiments.unfit import refuse_unfit
 from castore_experiments.versions import Owner, owner_in
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Session:
         weights = self.wanted.weights and self.options.load_weights
         wanted = replace(self.wanted, model=False, weights=weights, config=True, data=True)
         loaded, self.damaged = newest_readable(archive, latest, wanted, self.world.report)
-        self.go_on(loaded, strict=False)
+        self.go_on(Resume(loaded, self.tracker.rule, False, self.world.report))
         if place.record is not None and ranks.writes() and not place.has_manifest():
             self._rebuild()
 
@@ -119,30 +120,32 @@ class Session:
             f" again; to start afresh, remove {layout.ROOT} too, or take another root"
         )
 
-    def go_on(self, loaded: Loaded, strict: bool) -> None:
+    def go_on(self, resume: Resume) -> None:
         """Make a loaded state the current one, and give its parts to what is watched."""
+        loaded = resume.loaded
         self.tracker.resume(loaded.state, loaded.step)
         self._lossy = lossy_of(self.tracker.rule, loaded)
         self.journal.fork(self._run_of(loaded), loaded.step if loaded.weights else None)
-        self.resume = Resume(loaded, self.tracker.rule, strict, self.world.report)
+        self.resume = resume
         self.resume.apply(self._given_to())
 
     def _given_to(self) -> Watched:
-        """What is watched, without what the caller does not want restored."""
+        """What is watched, without what resuming is not to restore; `branch` gives all it read."""
+        if self.resume is None or self.resume.asked:
+            return self.watched
         data = self.watched.data if self.wanted.data and self.options.load_data else None
-        return replace(self.watched, data=data)
+        if self.options.load_weights:
+            return replace(self.watched, data=data)
+        return replace(self.watched, data=data, model=None, optimizer=None, scheduler=None)
 
-    def branch(self, loaded: Loaded, curves: bool) -> None:
+    def branch(self, loaded: Loaded, curves: bool, strict: bool) -> None:
         """Go back to a loaded state; what was pending is dropped."""
         self.background.settle()
-        if not Resume(loaded, self.tracker.rule, True, self.world.report).fits(self.watched):
-            raise InvalidInputError(
-                f"the watched model is not of the architecture of {loaded.state.hash}: watch one"
-                " that is, or give load_weights=False; nothing was changed"
-            )
+        resume = Resume(loaded, self.tracker.rule, strict, self.world.report, asked=True)
+        refuse_unfit(resume, self.watched)
         if loaded.config is not None:
             write_config(self.watched, loaded.config, KEPT_OUT)
-        self.go_on(loaded, strict=True)
+        self.go_on(resume)
         if not curves:
             self.journal.fork(None, None)
         if self.place.is_writable and ranks.writes():
@@ -172,6 +175,7 @@ class Session:
         """Follow what is not None; what was resumed is given to it."""
         config = objects.get("hyperparameters")
         self.given = answers.one_root(self.given, root, config)
+        answers.refuse_stateless(objects)
         if config is not None:
             self._take_options(config)
         _ = self.place
@@ -184,9 +188,14 @@ class Session:
             self.watched.loaders[str(name)] = watch_loader(str(name), loader)
         if self.resume is None:
             return
-        if config is not None and self.wanted.config and self.resume.loaded.config is not None:
-            write_config(self.watched, self.resume.loaded.config, KEPT_OUT)
+        old = self.resume.loaded.config
+        if config is not None and old is not None and self._gives_config:
+            write_config(self.watched, old, KEPT_OUT)
         self.resume.apply(self._given_to())
+
+    @property
+    def _gives_config(self) -> bool:
+        return self.wanted.config and self.options.load_config
 
     def _take_options(self, config: Mapping[Any, Any]) -> None:
         options = parse_options(config.get("checkpoint_manager"), self.options)
@@ -277,7 +286,7 @@ class Session:
         records = self.records()
         tracker = self.tracker
         assert tracker.state is not None
-        self._take_step(step)
+        at = self._take_step(step)
         content = tracker.content if tracker.state is not tracker.written else None
         instant = Instant(
             stamp(self.world.clock()),
@@ -291,7 +300,7 @@ class Session:
             instant,
             content,
             self._capture(model, optimizer) if weights else None,
-            Save(tracker.step, instant.saved, self.journal.run, metrics, deepcopy(metadata)),
+            Save(at, instant.saved, self.journal.run, metrics, deepcopy(metadata)),
             look=not self._settled,
         )
         self._settled = content is None
@@ -300,9 +309,10 @@ class Session:
         exhibit, options = self.exhibit(records), self.options
         return self.background.run(lambda: self._carry_out(job, records, exhibit, options))
 
-    def _take_step(self, step: int | None) -> None:
-        if step is not None:
-            self.tracker.step = checked_step(step)
+    def _take_step(self, step: int | None) -> int:
+        at = self.tracker.step if step is None else checked_step(step)
+        self.tracker.step = at
+        return at
 
     def _carry_out(self, job: Job, records: Records, exhibit: Exhibit, options: Options) -> Done:
         done = carry_out(job, records, exhibit, options, lambda: self.publish_curves(records))
@@ -341,7 +351,7 @@ class Session:
         """Take a point under the current hash."""
         _ = self.place
         if step is not None:
-            self.tracker.step = int(step)
+            self.tracker.step = answers.step_of(metric, step)
         if self.resume is not None:
             self.resume.begun = True
         if not ranks.writes():

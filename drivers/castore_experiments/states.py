@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
-from castore import FormatError, SnapshotName
+from castore import FormatError, InvalidInputError, SnapshotName
 
 MISSING = ""
 """The digest of a component that there is none of; its label is ``00000000``."""
@@ -169,8 +170,15 @@ def pick(found: Sequence[Weights], target_step: int | None) -> Weights | None:
     """The last saved of ``found`` (last saved first), or that nearest to ``target_step``.
 
     Ties go to the higher step; of a step that was saved several times, the last save.
+    `InvalidInputError` for a target that is no number.
     """
+    if target_step is not None and not _is_number(target_step):
+        raise InvalidInputError(f"target_step {target_step!r}: expected a step, a whole number")
     if not found or target_step is None:
         return found[0] if found else None
     nearest = min({w.step for w in found}, key=lambda s: (abs(s - target_step), -s))
     return next(w for w in found if w.step == nearest)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not math.isnan(value)

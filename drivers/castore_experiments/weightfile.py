@@ -18,6 +18,7 @@ _PICKLE = 64 << 20
 _TRACKING = "weightslab.components.tracking.TrackingMode"
 _FOREIGN = ("current_step", "tracking_mode")
 _PREFIXES = ("module.", "_orig_mod.")
+_OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,9 @@ def apply(
     absent = [name for name, one, state in needed if one is not None and state is None]
     if absent and strict:
         raise InvalidInputError(f"step {file.step} of {file.exp_hash} holds no {absent[0]} state")
+    unlike = other_kind(optimizer, file.optimizer_state)
+    if unlike:
+        raise InvalidInputError(f"the saved optimizer is of another kind: {unlike}")
     if model is not None and file.model_state is not None:
         _load_model(model, file.model_state, strict)
     if optimizer is not None and file.optimizer_state is not None:
@@ -275,6 +279,23 @@ def _bare(name: str) -> str:
             name = name.removeprefix(prefix)
         name = name.replace("." + prefix, ".")
     return name
+
+
+def other_kind(optimizer: Any | None, state: Mapping[str, Any] | None) -> str:
+    """What tells that a saved optimizer is of another kind than ``optimizer``; empty if nothing.
+
+    Torch takes such a state, and fails at the next step. Settings that one side alone has tell it:
+    a newer torch only adds some, and schedulers add theirs.
+    """
+    own, saved = (
+        {str(key) for group in groups for key in group}
+        for groups in (
+            getattr(optimizer, "param_groups", ()),
+            (state or {}).get("param_groups", ()),
+        )
+    )
+    here, there = sorted(own - saved - _OF_SCHEDULERS), sorted(saved - own - _OF_SCHEDULERS)
+    return f"{', '.join(there)} saved; {', '.join(here)} here" if here and there else ""
 
 
 def _load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:

@@ -22,9 +22,18 @@ import torch
 from castore import InvalidInputError
 from castore_experiments import archive
 from castore_experiments.tensors import Ordered, Parts, Slot, Stored, take_apart
-from castore_experiments.weightfile import WeightFile, apply, decode
+from castore_experiments.weightfile import WeightFile, apply, decode, other_kind
 
-__all__ = ["Buffers", "Captured", "WeightFile", "apply", "capture", "decode", "encode"]
+__all__ = [
+    "Buffers",
+    "Captured",
+    "WeightFile",
+    "apply",
+    "capture",
+    "decode",
+    "encode",
+    "other_kind",
+]
 
 _PROTOCOL = 2
 _ROOM = 1 << 20

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 STORAGE = "v1.0.0"
 """The DuckDB storage version: what DuckDB 1.0 and everything since opens."""
+_ODD = frozenset("?\\")  # in a path DuckDB reads them as something else: it works on a copy then
 
 
 @dataclass(slots=True)
@@ -155,6 +158,15 @@ def insert_rows(
 @contextmanager
 def attached(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection with ``path`` attached as ``d``; written out and let go afterwards."""
+    if set(str(path)) & _ODD:
+        with tempfile.TemporaryDirectory(prefix="castore-") as folder:
+            plain = Path(folder) / "plain.duckdb"
+            if path.exists():
+                shutil.copyfile(path, plain)
+            with attached(plain) as connection:
+                yield connection
+            shutil.copyfile(plain, path)
+        return
     import duckdb
 
     quoted = str(path).replace("'", "''")

@@ -120,6 +120,7 @@ def test_hc6_the_same_class_built_twice(case: str) -> None:
 
 
 def test_the_step_it_was_initialised_at_counts() -> None:
+    """'MODEL — model architecture + the step it was initialized at'."""
     assert digest(nn.Linear(2, 2), 0) != digest(nn.Linear(2, 2), 1)
     for wrong in (-1, True, 1.0, None):
         with pytest.raises(InvalidInputError, match="init_step"):

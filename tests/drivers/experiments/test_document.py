@@ -74,7 +74,8 @@ def test_the_directory_structure(root: str) -> None:
 
 def test_the_hash_is_three_segments_of_the_content(root: str) -> None:
     """'The 24-byte combined hash is three 8-byte segments concatenated: HP(8) + MODEL(8) +
-    DATA(8)'; 'WeightsLab versions an experiment by content, not by filename'."""
+    DATA(8)'; 'WeightsLab versions an experiment by content, not by filename'; 'Each segment is
+    also used as a directory name on its own'."""
     manager, training = started(root)
     hash = manager.current_exp_hash
     assert hash is not None and len(hash) == 24 and set(hash) <= set("0123456789abcdef")
@@ -92,7 +93,10 @@ def test_each_component_changes_its_own_segment(root: str, component: str) -> No
     """'Changing only the data state (tagging/discarding samples) changes the DATA segment and
     produces a new combined hash, while HP and MODEL segments stay the same ... The same applies to
     changing only hyperparameters or only the model'; 'the model directory is reused and only a new
-    data/weights checkpoint is written'."""
+    data/weights checkpoint is written'; 'HP — hyperparameters snapshot (everything in the
+    registered config)', 'DATA — per-sample tags and discard state'; 'Every time the model,
+    hyperparameters, or data state changes, CheckpointManager computes a new experiment hash and
+    checkpoints under it'."""
     manager, training = started(root)
     before, there = manager.current_exp_hash, set(listing(root))
     assert before is not None
@@ -141,6 +145,11 @@ def test_pending_and_immediate(root: str) -> None:
         read(root, f"checkpoints/HP/{manager.get_hp_hash()}/{manager.get_hp_hash()}_config.yaml")
     )
     assert written["hyperparameters"]["lr"] == 0.3
+    training.config["lr"] = 0.4
+    waits = manager.update_experiment_hash().hash
+    assert manager.update_experiment_hash(dump_immediately=True) == (waits, False, set())
+    assert manager.has_pending_changes() == (False, set())  # nothing new, and what waited is there
+    assert manager.get_all_hashes()[0] == waits
     manager.close()
 
 
@@ -225,7 +234,8 @@ def test_a_watched_configuration_that_differs_is_an_edit(root: str) -> None:
 def test_branching_from_an_older_state(root: str) -> None:
     """'branching is just loading an older hash and continuing training — the next change produces
     a new hash alongside (not replacing) the branch point'; '# descends from older_hash, leaving
-    the original branch on disk intact'."""
+    the original branch on disk intact'; 'resuming, branching from an earlier state, and
+    reproducing a run are all the same mechanism: load the hash you want'."""
     manager, training = started(root)
     training.train(3, manager)
     manager.save_model_checkpoint(step=3)
@@ -257,7 +267,8 @@ def test_branching_from_an_older_state(root: str) -> None:
 
 def test_step_aware_selection(root: str) -> None:
     """'load_checkpoint(exp_hash, target_step=...) picks the checkpoint closest to target_step
-    (ties break toward the higher step); omit target_step to get the latest one'."""
+    (ties break toward the higher step); omit target_step to get the latest one'; 'Within one
+    experiment hash, multiple weight checkpoints accumulate at different training steps'."""
     manager, _ = started(root)
     for step in (100, 200, 300):
         manager.save_model_checkpoint(step=step)
@@ -302,12 +313,11 @@ def test_every_checkpoint_carries_rng_and_loader_state(root: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_resuming_continues_deterministically(tmp_path: Path, optimizer: str) -> None:
+def test_resuming_continues_deterministically(root: str, optimizer: str) -> None:
     """'so resuming a checkpoint continues training deterministically rather than just reloading
     weights'; saved within the epoch, twice, and at its end."""
     straight = Training(optimizer=optimizer)
     straight.train(17)
-    root = str(tmp_path / "exp")
     losses, seen = [], []
     for stop in (2, 4, 12, 17):  # an epoch has 6 steps
         part = Training(optimizer=optimizer, seed=0 if stop == 2 else 99)
@@ -365,11 +375,10 @@ def _query(data: bytes, query: str) -> list[Any]:
         ("dump_config_state", {"HP"}),
     ],
 )
-def test_what_is_dumped(tmp_path: Path, option: str, gone: set[str]) -> None:
+def test_what_is_dumped(root: str, option: str, gone: set[str]) -> None:
     """'enable_checkpoints: Master switch — set False to disable all checkpoint dumping';
     'dump_model_state: Save the model's state_dict()'; 'dump_data_state: Save the per-sample
     tag/discard snapshot'; 'dump_config_state: Save the hyperparameters YAML for this hash'."""
-    root = str(tmp_path / "exp")
     manager, _ = started(root, **{option: False})
     manager.save_model_checkpoint(step=1)
     manager.close()
@@ -380,20 +389,20 @@ def test_what_is_dumped(tmp_path: Path, option: str, gone: set[str]) -> None:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_optimizer_state_is_an_option(tmp_path: Path, wanted: bool) -> None:
+def test_optimizer_state_is_an_option(root: str, wanted: bool) -> None:
     """'dump_optimizer_state: Save the optimizer's state_dict() alongside the model weights'."""
-    manager, training = started(str(tmp_path / "exp"), dump_optimizer_state=wanted)
+    manager, training = started(root, dump_optimizer_state=wanted)
     training.train(1)
-    path = manager.save_model_checkpoint(step=1)
-    assert ("optimizer_state_dict" in torch.load(path, weights_only=True)) is wanted
+    name = str(manager.save_model_checkpoint(step=1)).partition("/checkpoints/")[2]
+    file = torch.load(io.BytesIO(read(root, f"checkpoints/{name}")), weights_only=True)
+    assert ("optimizer_state_dict" in file) is wanted
     manager.close()
 
 
-def test_the_architecture_is_pickled_only_when_asked_for(tmp_path: Path) -> None:
+def test_the_architecture_is_pickled_only_when_asked_for(root: str) -> None:
     """'dump_model_architecture: Pickle the full model object (structure + code), not just weights.
     Skipped by default'; 'when skipped, a new hash whose model didn't change stores a small
     reference to the hash that has the architecture instead of duplicating it'."""
-    root = str(tmp_path / "exp")
     manager, _ = started(root, dump_model_architecture=True)
     first = manager.current_exp_hash
     assert first is not None
@@ -440,7 +449,9 @@ def test_root_log_dir_comes_from_the_configuration_or_an_object(tmp_path: Path) 
 def test_multi_root(root: str) -> None:
     """'searches up to 3 levels of subdirectories below the given root'; 'Several roots found — the
     one whose manifest was most recently updated is adopted'; 'signal-history curves are merged
-    from every one of them'; 'merging the same sibling twice never duplicates rows'."""
+    from every one of them'; 'merging the same sibling twice never duplicates rows'; 'its latest
+    model weights, hyperparameters, and data state are loaded, and any further training writes new
+    checkpoints there too'; 'this is purely additive: nothing is overwritten'."""
     for n, place in enumerate(("dataShuffling_tests/v1", "lr_tests/v1", "lr_tests/v2")):
         training = Training()
         training.config["lr"] = 0.1 + n
@@ -468,8 +479,37 @@ def test_multi_root(root: str) -> None:
         assert not manager.is_multi_root
         Training().watch(manager)
         manager.save_model_checkpoint(step=50)
+    there = {n: len(listing(f"{root}/{n}")) for n in ("lr_tests/v1", "lr_tests/v2")}
     with CheckpointManager(root) as manager:
         assert str(manager.root_log_dir) == f"{root}/lr_tests/v1"
+        training = Training(seed=8)
+        training.watch(manager)
+        loaded = manager.load_latest_checkpoint()
+        assert loaded is not None and loaded["step"] == 50
+        assert equal(training.weights(), loaded["model_state_dict"])
+        training.config["lr"] = 0.77
+        manager.update_experiment_hash(dump_immediately=True)
+    assert len(listing(f"{root}/lr_tests/v1")) > there["lr_tests/v1"]
+    assert len(listing(f"{root}/lr_tests/v2")) == there["lr_tests/v2"]
+
+
+def test_one_architecture_file_for_all_that_share_it(root: str) -> None:
+    """'so unrelated experiments that happen to share, say, the same model architecture reuse that
+    one architecture file instead of duplicating it'."""
+    manager, training = started(root, dump_model_architecture=True)
+    first = manager.current_exp_hash or ""
+    pickled = f"checkpoints/models/{first[8:16]}/{first[8:16]}_architecture.pkl"
+    before = read(root, pickled)
+    training.train(2)
+    training.config["lr"] = 0.5
+    training.data.loc[0, "discarded"] = True
+    second = manager.update_experiment_hash(dump_immediately=True).hash
+    assert second[8:16] == first[8:16] and second[:8] != first[:8] and second[16:] != first[16:]
+    assert [n for n in listing(root) if "architecture" in n] == [pickled]
+    assert read(root, pickled) == before
+    for hash in (first, second):
+        assert isinstance(manager.load_checkpoint(hash)["model"], torch.nn.Module)
+    manager.close()
 
 
 def test_a_fresh_root(root: str) -> None:

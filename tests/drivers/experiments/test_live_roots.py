@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from torch.utils.data import DataLoader
 
 from castore import (
     BackendError,
@@ -29,7 +30,7 @@ from castore_experiments.files import open_files
 from castore_experiments.root import ROOT, read_root
 from tests.drivers.experiments.places import KINDS, place
 from tests.drivers.experiments.small import Said, filled, listing, net, opened, read, started
-from tests.drivers.experiments.training import samples
+from tests.drivers.experiments.training import Indexed, Training, equal, samples
 from tests.test_backend_local import in_child, root_only
 
 
@@ -565,6 +566,119 @@ def test_what_every_method_gives(root: str) -> None:
 def test_parameters_that_would_leave_a_root_torn_are_refused(tmp_path: Path, name: str) -> None:
     with started(tmp_path / "exp") as manager, pytest.raises(InvalidInputError, match=name):
         manager.save_model_checkpoint(step=2, **{name: False})
+
+
+def test_documents_by_the_public_tools_names(root: str) -> None:
+    """'Names, parameters and returns of formats/weightslab.md section 3 hold': save_config,
+    save_data_snapshot and load_logger_snapshot too; a document never stands under another
+    content's name."""
+    with opened(root) as manager:
+        assert manager.save_config() is None is manager.save_data_snapshot()
+        assert manager.load_logger_snapshot() is False
+        config = {"lr": 1, "experiment_name": "kept out"}
+        manager.watch(hyperparameters=config, data=samples())
+        hash = manager.update_experiment_hash().hash
+        hp, data = hash[:8], hash[16:]
+        assert str(manager.save_config(config)) == f"{manager.hp_dir}/{hp}/{hp}_config.yaml"
+        assert not manager.has_pending_changes()[0] and manager.get_all_hashes() == [hash]
+        assert str(manager.save_data_snapshot()) == (
+            f"{manager.data_checkpoint_dir}/{data}/{data}_data_snapshot.json"
+        )
+        assert read(root, f"checkpoints/HP/{hp}/{hp}_config.yaml")
+        manager.log("loss", 1.0, 1)
+        assert manager.load_logger_snapshot() is True
+        for wrong in ({"config": {"lr": 2}}, {"config_name": "other"}):
+            with pytest.raises(InvalidInputError, match="config"):
+                manager.save_config(**wrong)
+        with pytest.raises(InvalidInputError, match="force_new_state"):
+            manager.save_data_snapshot(force_new_state=True)
+
+
+def test_what_no_method_takes(tmp_path: Path) -> None:
+    """'Every public method says what it returns and raises': a wrong value is refused by name."""
+    with started(tmp_path / "exp") as manager:
+        hash = manager.current_exp_hash or ""
+        for target in ("3", float("nan"), [1]):
+            with pytest.raises(InvalidInputError, match="target_step"):
+                manager.load_checkpoint(hash, target_step=target)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInputError, match=r"metrics\['val'\]"):
+            manager.save_model_checkpoint(step=2, metrics={"val": "good"})  # type: ignore[dict-item]
+        with pytest.raises(InvalidInputError, match="sort_by"):
+            manager.get_all_hashes(sort_by="size")  # type: ignore[arg-type]
+        assert manager.get_checkpoint_info()["steps"] == [1]
+
+
+# -- what resuming gives
+
+
+@pytest.mark.parametrize("how", ["constructor", "option", "watched option"])
+def test_what_resuming_leaves_a_load_still_restores(tmp_path: Path, how: str) -> None:
+    """'load_model, load_weights, load_config, load_data are accepted with the public tool's
+    meaning': they are about resuming. 'an explicit load_state writes the old one into the watched
+    mapping', and tags and weights too."""
+    names = ("load_weights", "load_config", "load_data")
+    block: dict[str, Any] = {"checkpoint_manager": dict.fromkeys(names, False)}
+    root, data = tmp_path / "exp", samples()
+    data.loc[1, "discarded"] = True
+    with opened(root) as manager:
+        manager.watch(model=net(fill=1.0), hyperparameters={"lr": 1.0}, data=data)
+        hash = manager.update_experiment_hash(dump_immediately=True).hash
+    more: dict[str, Any] = {
+        "constructor": {"load_model": False, "load_config": False, "load_data": False},
+        "option": {**block, "load_config": True},
+        "watched option": {"load_config": True},
+    }[how]
+    model, config, live = net(fill=9.0), {"lr": 9.0}, samples()
+    with opened(root, **more) as manager:
+        watched = {**config, **block} if how == "watched option" else config
+        manager.watch(hyperparameters=watched)
+        manager.watch(model=model, data=live)
+        assert model.weight[0, 0] == 9.0 == watched["lr"] and not live["discarded"].any()
+        assert manager.update_experiment_hash().changed == {"hp", "data"}
+        assert manager.load_state(hash, force=True)
+        assert model.weight[0, 0] == 1.0 == watched["lr"] and live.loc[1, "discarded"]
+        assert manager.update_experiment_hash() == (hash, False, set())
+
+
+def test_a_pickled_model_may_be_left_out_by_option(tmp_path: Path) -> None:
+    """'load_model': whether a pickled model that may be loaded is, unasked."""
+    options = {"dump_model_architecture": True, "load_model": False}
+    with started(tmp_path / "exp", **options) as manager:
+        hash = manager.current_exp_hash or ""
+        assert manager.load_checkpoint(hash)["model"] is None
+        assert manager.load_checkpoint(hash, load_model=True)["model"] is not None
+
+
+def test_a_load_that_cannot_be_exact_changes_nothing(tmp_path: Path) -> None:
+    """RS2: 'otherwise refuse to claim deterministic resume'; RS7: 'Default strict: fail, or load
+    and return a report'. 'any apply error -> False but partly applied' is what it must not be."""
+    root, said = tmp_path / "exp", Said()
+    training = Training()
+    with opened(root) as manager:
+        training.watch(manager)
+        older = manager.update_experiment_hash(dump_immediately=True).hash
+        training.train(2, manager)
+        manager.save_model_checkpoint(step=2)
+        trained = training.weights()
+        training.config["lr"] = 0.5
+        newer = manager.update_experiment_hash(dump_immediately=True).hash
+    other = Training(seed=5)
+    other.loader = DataLoader(Indexed(), batch_size=6, shuffle=True)
+    other.config["lr"] = 0.5
+    with opened(root, said) as manager:
+        other.watch(manager)
+        with torch.no_grad():
+            other.net.first.weight.zero_()
+        before, config = other.weights(), dict(other.config)
+        with pytest.raises(InvalidInputError, match="batch size: 6 now, 4 saved.* strict=False"):
+            manager.load_state(older, force=True)
+        assert manager.current_exp_hash == newer and manager.previous_exp_hash is None
+        assert equal(other.weights(), before) and other.config == config
+        said.clear()
+        assert manager.load_state(older, force=True, strict=False)
+        assert said.has("does not go on exactly: BatchSampler.batch_size is 6, was 4")
+        assert manager.current_exp_hash == older and equal(other.weights(), trained)
+        assert other.config["lr"] == 1e-2
 
 
 # -- tags

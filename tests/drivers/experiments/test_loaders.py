@@ -242,6 +242,33 @@ def test_loaders_go_on_exactly_with_workers(kind: str, how: str) -> None:
         assert [b for _, b in found] == expected[step:], step
 
 
+@pytest.mark.parametrize(
+    ("how", "step", "told"), [("2", 8, True), ("2", 6, False), ("0", 8, False)]
+)
+def test_fresh_seeds_of_workers_within_an_epoch_are_told(how: str, step: int, told: bool) -> None:
+    """The order is exact, what workers draw is not: a resume says so, and only where it is so."""
+    state, _ = saved_at(shuffled, WORKERS[how], step)
+    seed(99)
+    report = watch_loader("train", shuffled(**WORKERS[how])).restore(state)
+    assert report.exact and ("fresh seeds" in report.why) is told
+
+
+def drops_last(**more: Any) -> DataLoader[int]:
+    """Its sampler draws from its generator once more when a pass ends, as torch's does."""
+    sampler = RandomSampler(Numbers(), generator=torch.Generator().manual_seed(9))
+    return DataLoader(Numbers(), batch_sampler=BatchSampler(sampler, SIZE, True), **more)
+
+
+def test_a_pass_that_workers_brought_to_its_end_ahead_of_the_loop() -> None:
+    """RS5: what the sampler drew at the end of its pass is drawn once: later epochs are the same"""
+    expected = [b for _, b in straight(drops_last, WORKERS["2"], 18)]
+    for step in (2, 3, 4):
+        state, streams = saved_at(drops_last, WORKERS["2"], step)
+        assert state["castore"]["exact"], state["castore"]["why"]
+        found, _ = resumed(drops_last, WORKERS["2"], state, streams, 18 - step)
+        assert [b for _, b in found] == expected[step:], step
+
+
 def begun(loader: Any, steps: int) -> tuple[LoaderWatch, Any]:
     """A watch, and a loop that took ``steps`` batches and is held."""
     watch = watch_loader("train", loader)

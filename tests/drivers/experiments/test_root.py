@@ -119,6 +119,7 @@ def test_odd_names_s37(
 
 
 def test_damage_is_told(url: str) -> None:
+    """SE2: each field is checked before anything is opened by it."""
     record, files = opened(url), open_files(url)
     good = record.encode()
     for bad in (
@@ -127,6 +128,8 @@ def test_damage_is_told(url: str) -> None:
         good.replace(b'"format":1', b'"format":2'),
         good.replace(b'"inode":', b'"inode":"x",'),
         good.replace(b'"./.castore"', b'"./../../etc"'),
+        good.replace(b'"./.castore"', b'"x\\u0000"'),
+        good.replace(b'"./.castore"', b'""'),
         good.replace(b'"root-1"', b'"../x"'),
         good.replace(b'"root-1"', b"1"),
     ):

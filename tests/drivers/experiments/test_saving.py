@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import ast
 import io
+import shutil
+import signal
+import threading
 import time
+from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pytest
 import torch
@@ -20,6 +26,7 @@ from castore import BackendError, InvalidInputError, UntrustedPickleError
 from castore.check import check
 from castore_experiments import CheckpointManager
 from castore_experiments.audit import audit
+from castore_experiments.background import Background
 from castore_experiments.layout import weights_path
 from castore_experiments.records import Records
 from tests.drivers.experiments.places import KINDS, place, run_all
@@ -153,6 +160,81 @@ def test_what_is_no_step(tmp_path: Path, step: Any) -> None:
             manager.save_model_checkpoint(step=step)
         path = manager.save_model_checkpoint()  # the last one known
         assert path.name.endswith("_step_000001.pt")
+
+
+@pytest.mark.parametrize("step", [float("nan"), 1.5, "3"])
+def test_what_is_no_step_of_a_curve(tmp_path: Path, step: Any) -> None:
+    with started(tmp_path) as manager:
+        with pytest.raises(InvalidInputError, match="loss: step: expected an integer"):
+            manager.log("loss", 1.0, step)
+        three: Any = np.int64(3)
+        manager.log("loss", 1.0, three)
+        assert manager.signals("loss")["step"].tolist() == [1, 3]
+
+
+def test_saves_of_several_threads_are_all_kept(tmp_path: Path) -> None:
+    """Each under its own step and with one step's weights, whoever logs or saves meanwhile."""
+    with started(tmp_path) as manager, ThreadPoolExecutor(4) as pool:
+
+        def save(step: int) -> None:
+            manager.log("loss", 0.0, step)
+            manager.save_model_checkpoint(net(fill=float(step)), step=step)
+
+        list(pool.map(save, range(10, 22)))
+        hash = manager.get_current_experiment_hash()
+        for step in range(10, 22):
+            assert filled(manager.load_checkpoint(hash, target_step=step)) == step
+
+
+def test_a_wait_that_was_interrupted_forgets_no_save() -> None:
+    """The save under way is waited for by the next one, though Ctrl-C ended a wait before."""
+    background: Background[int] = Background()
+    go, running = threading.Event(), threading.Event()
+
+    def slow() -> int:
+        running.set()
+        assert go.wait(20)
+        return 1
+
+    first = background.run(slow)
+    assert running.wait(20)
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        background.settle()
+    threading.Timer(0.1, go.set).start()
+    second = background.run(lambda: int(first.done()))
+    assert second.result() == 1
+
+
+@pytest.mark.parametrize("name", ["a?b", "a\\b", "a#b%41 c'd"])
+def test_a_root_of_any_name(tmp_path: Path, name: str) -> None:
+    """DuckDB reads ``?`` and a backslash in a path as something else."""
+    with started(tmp_path / name) as manager:
+        manager.log("loss", 0.25, 2)
+        manager.save_model_checkpoint(step=2)
+    with opened(tmp_path / name) as manager:
+        assert manager.signals("loss")["step"].tolist() == [1, 2]
+    file = tmp_path / name / "checkpoints/loggers/loggers.duckdb"
+    copy = shutil.copyfile(file, tmp_path / "copy.duckdb")
+    with duckdb.connect(str(copy), read_only=True) as found:
+        assert found.execute("SELECT count(*) FROM signals").fetchall() == [(2,)]
+    assert [p.name for p in tmp_path.iterdir()].count(name) == 1
+
+
+@pytest.mark.parametrize("given", [Namespace(lr=1.0), [("lr", 1.0)], "config.yaml"])
+def test_hyperparameters_are_a_mapping(tmp_path: Path, given: Any) -> None:
+    """``vars()`` of a namespace is one, and live."""
+    with opened(tmp_path) as manager:
+        with pytest.raises(InvalidInputError, match="hyperparameters: expected a mapping, found"):
+            manager.watch(hyperparameters=given)
+        if isinstance(given, Namespace):
+            manager.watch(hyperparameters=vars(given))
+            hash = manager.update_experiment_hash(dump_immediately=True).hash
+            given.lr = 2.0
+            assert manager.update_experiment_hash().changed == {"hp"}
+            assert manager.load_state(hash) and given.lr == 1.0
 
 
 def test_a_metric_that_is_not_finite_keeps_no_save_from_being_made(tmp_path: Path) -> None:
@@ -449,6 +531,40 @@ def test_a_checkpoint_without_optimizer_state_resumes(tmp_path: Path) -> None:
         assert manager.load_state(hash, force=True)
 
 
+@pytest.mark.parametrize(("saved", "now"), [("AdamW", "SGD"), ("SGD", "AdamW")])
+def test_another_kind_of_optimizer(tmp_path: Path, saved: str, now: str) -> None:
+    """'saved right or refused by name': torch takes AdamW's state into SGD, whose next step then
+    fails. Resuming leaves the new one as it is and says so; a load refuses and changes nothing."""
+
+    def training(kind: str, fill: float) -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
+        model = net(fill=fill)
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.25)
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)  # adds a setting of its own
+        model(torch.ones(1, 2)).sum().backward()
+        return model, optimizer
+
+    model, optimizer = training(saved, 1.0)
+    optimizer.step()
+    with opened(tmp_path / "exp") as manager:
+        manager.watch(model=model, optimizer=optimizer)
+        manager.save_model_checkpoint(step=1)
+        hash = manager.current_exp_hash or ""
+    said, (other, changed) = Said(), training(now, 5.0)
+    with opened(tmp_path / "exp", said) as manager:
+        manager.watch(model=other, optimizer=changed)
+        assert said.has("the saved optimizer is of another kind") and torch.equal(
+            other.weight, model.weight
+        )
+        changed.step()
+        stepped = other.weight.detach().clone()
+        with pytest.raises(InvalidInputError, match="of another kind: .*nothing was changed"):
+            manager.load_state(hash, force=True)
+        assert torch.equal(other.weight, stepped)
+        assert manager.load_state(hash, force=True, strict=False)
+        assert torch.equal(other.weight, model.weight)
+        changed.step()
+
+
 # -- distributed
 
 _RANK = """
@@ -500,3 +616,13 @@ def test_rank_0_writes_and_the_others_get_the_same_answers(root: str, tmp_path: 
         keys = [n.key for n in repository.snapshots(namespace)]
         assert len([k for k in keys if k.endswith(".step.3")]) == 1
         assert len(manager.signals("loss")) == 1
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer", "scheduler"])
+def test_what_has_no_state_is_refused_when_it_is_watched(tmp_path: Path, name: str) -> None:
+    """Two optimizers, as a GAN has, in a list: not first at the save."""
+    training = Training()
+    with CheckpointManager(tmp_path / "exp") as manager:
+        watched: dict[str, Any] = {name: [training.opt, training.opt]}
+        with pytest.raises(InvalidInputError, match=f"{name}: list has no state_dict"):
+            manager.watch(**watched)

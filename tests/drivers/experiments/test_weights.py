@@ -153,7 +153,7 @@ sys.stdout.buffer.write(data)
 
 
 def test_equal_content_gives_equal_bytes() -> None:
-    """In every process, whichever objects hold equal texts, and in reused memory."""
+    """HC8: in every process, whichever objects hold equal texts, and in reused memory."""
     outs = [
         subprocess.run(
             [sys.executable, "-c", PROGRAM],
@@ -523,6 +523,7 @@ def test_a_file_that_runs_code_is_never_opened(tmp_path: Path, where: str) -> No
 
 
 def test_damage_is_named() -> None:
+    """CC7: cut by 1 byte, by half, to 0 and to 7 bytes; a text pointer, a page of HTML."""
     data = written({"w": torch.randn(100)})
     samples = [
         data[:-1],
@@ -536,6 +537,26 @@ def test_damage_is_named() -> None:
     for damaged in samples:
         with pytest.raises(FormatError, match="here/x.pt"):
             decode(damaged, "here/x.pt")
+
+
+@pytest.mark.parametrize("kind", ["short", "none", "shape"])
+def test_a_shape_and_its_bytes_that_disagree(kind: str) -> None:
+    """SE6: 'Declared shape and byte range disagree'; the legal empty tensor is accepted."""
+    data, out = written({"w": torch.ones(4, 2), "empty": torch.empty(0)}), io.BytesIO()
+    assert read(data)["empty"].shape == (0,)
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(out, "w") as target:
+        for name in source.namelist():
+            held = source.read(name)
+            if name.endswith("/data.pkl") and kind == "shape":
+                assert held.count(b"K\x04K\x02\x86") == 1
+                held = held.replace(b"K\x04K\x02\x86", b"J\x00\x00\x00\x10K\x02\x86")
+            if "/data/" in name and len(held) == 32 and kind != "shape":
+                held = held[:4]
+                if kind == "none":
+                    continue
+            target.writestr(name, held)
+    with pytest.raises(FormatError, match="here/x.pt"):
+        decode(out.getvalue(), "here/x.pt")
 
 
 @pytest.mark.parametrize(
