@@ -47,7 +47,10 @@ def points(items: Sequence[Item]) -> dict[str, list[tuple[float, float]]]:
 def _point(one: Item) -> tuple[float, float] | None:
     step, value = one.facts["step"], one.facts["mean_return"]
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (step, value))
-    return (float(step), float(value)) if numbers else None
+    try:
+        return (float(step), float(value)) if numbers else None
+    except OverflowError:  # an integer that no float holds cannot be drawn
+        return None
 
 
 def _run(name: str) -> str:

@@ -23,6 +23,9 @@ from castore import FormatError, InvalidInputError
 MAX_HEADER = 100_000_000
 """Bytes of the largest header that readers of the format accept."""
 
+MAX_RANK = 64
+"""Dimensions of the largest shape that is read: NumPy's and torch's own limit."""
+
 Array: TypeAlias = npt.NDArray[Any]
 
 _NUMPY = {
@@ -258,8 +261,13 @@ def _entry(name: str, entry: Any, body: memoryview, where: str) -> tuple[int, in
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise FormatError(f"{where}: tensor {name[:80]!r}: malformed entry")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in BITS or not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
+    known = isinstance(dtype, str) and dtype in BITS
+    if not known or not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
         raise FormatError(f"{where}: tensor {name[:80]!r}: malformed dtype, shape or range")
+    if len(shape) > MAX_RANK:  # a product of that many numbers could take hours
+        raise FormatError(
+            f"{where}: tensor {name[:80]!r}: {len(shape)} dimensions, at most {MAX_RANK} are read"
+        )
     begin, end = offsets
     if begin > end or end > len(body):
         raise FormatError(
@@ -268,7 +276,7 @@ def _entry(name: str, entry: Any, body: memoryview, where: str) -> tuple[int, in
     size = math.prod(shape) * BITS[dtype]
     if size != (end - begin) * 8:
         raise FormatError(
-            f"{where}: tensor {name[:80]!r}: {dtype} of shape {shape!r} does not take the"
+            f"{where}: tensor {name[:80]!r}: {dtype} of shape {str(shape)[:200]} does not take the"
             f" {end - begin} bytes it is given"
         )
     return begin, end, Tensor(dtype, tuple(shape), body[begin:end])

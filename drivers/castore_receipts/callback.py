@@ -19,7 +19,7 @@ from castore_receipts.episodes import Environment, Evaluation, evaluate, make
 from castore_receipts.gates import Gate
 from castore_receipts.journal import Journal, Measured
 from castore_receipts.measure import Timings, resources, synchronizer
-from castore_receipts.policy import Adapter
+from castore_receipts.policy import Adapter, assert_stored
 from castore_receipts.provenance import check_shapes, facts_of_run
 from castore_receipts.record import Parent, Watched
 from castore_receipts.seeds import roles
@@ -208,7 +208,8 @@ class ReceiptCallback(BaseCallback):
                 buffer.check_known(self.model)
             self._facts = facts_of_run(self.model, self._env, self._source)
             probe.forward(self.model)
-            self.make_adapter(self.model, state_of(self.model.policy.state_dict()), None)
+            stored = state_of(self.model.policy.state_dict())
+            assert_stored(self.make_adapter(self.model, stored, None), stored)
         self._last_taken = self.model.num_timesteps
 
     def _on_rollout_start(self) -> None:
@@ -286,6 +287,7 @@ class ReceiptCallback(BaseCallback):
         assert_finite(tensors, "policy or critic")
         statistics = normalize.capture(self.model.get_vec_normalize_env())
         adapter = self.make_adapter(self.model, tensors, normalize.frozen(statistics, "statistics"))
+        assert_stored(adapter, tensors)
         probe.data_preparation(self.model, self.timings)
         probe.warmed_forward(self.model, self.timings)
         evaluation, watched = self._validate(adapter)

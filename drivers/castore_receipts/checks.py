@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from castore_receipts.arrays import Array, arrays_digest, first_nonfinite
-from castore_receipts.destination import NORMALIZER, POLICY, step_name
+from castore_receipts.destination import CHECKPOINTS, FINAL, NORMALIZER, POLICY, step_name
 from castore_receipts.episodes import mean
 from castore_receipts.links import MISMATCH, MISSING, NOT_CHECKED, OK, UNREADABLE, Link
 from castore_receipts.record import RULE, sha256
@@ -31,9 +31,15 @@ def place(subject: Subject) -> Link:
     expected = f"evaluation_{number:04d}" if subject.final else step_name(number)
     if folder == expected:
         return Link(name, OK, folder)
-    if not folder.startswith(("step_", "evaluation_")):
+    if not folder.startswith(("step_", "evaluation_")) and not _in_layout(subject):
         return Link(name, NOT_CHECKED, f"the folder's name {folder!r} names no step")
     return Link(name, MISMATCH, f"{key} {number} in folder {folder!r}, expected {expected!r}")
+
+
+def _in_layout(subject: Subject) -> bool:
+    """Whether a receipt of ours stands among others, where its folder's name must be right."""
+    parent = subject.source.name.rpartition("/")[0].replace(":", "/").rpartition("/")[2]
+    return subject.ours and parent in (CHECKPOINTS, FINAL)
 
 
 def file_hash(subject: Subject, key: str, file: str) -> Link:
@@ -181,6 +187,8 @@ def returns(subject: Subject) -> Link:
     for seed, value in said.items():
         if found.get(seed) != value:
             return Link("returns", MISMATCH, f"{trace_name(seed)}: {found.get(seed)}, not {value}")
+    if not found:
+        return Link("returns", MISSING, f"{subject.evaluated} holds no trace with rewards")
     recomputed, told = mean(list(found.values())), subject.receipt.get("mean_return")
     verdict = OK if recomputed == told and found.keys() == said.keys() else MISMATCH
     return Link("returns", verdict, f"mean {recomputed}, the receipt says {told!r:.80}")

@@ -103,7 +103,7 @@ class Destination:
     # -- looking
 
     def refuse_taken(self, folder: str) -> None:
-        """`AlreadyExistsError` where ``folder`` is there, or its snapshot is: never overwritten."""
+        """`AlreadyExistsError` where ``folder`` is there, a link too: it is never overwritten."""
         there = next(iter(self.backend.list(folder, limit=1)), None) is not None
         if self.backend.kind == "local":
             there = there or os.path.lexists(f"{self.backend.url}/{folder}")
@@ -179,11 +179,13 @@ class Destination:
                     ) from None
 
     def complete(self) -> None:
-        """Write the newest receipt's folder if a crash kept it from being finished."""
-        newest = self.newest()
-        if newest is None:
-            return
-        path = f"{CHECKPOINTS}/{newest.key.removeprefix('receipt.')}"
+        """Write the newest folder of each role if a crash kept it from being finished."""
+        for prefix, parent in (("receipt.", f"{CHECKPOINTS}/"), ("final.", f"{FINAL}/evaluation_")):
+            newest = next(self.snapshots(prefix), None)
+            if newest is not None:
+                self._finish(newest, f"{parent}{newest.key.removeprefix(prefix)}")
+
+    def _finish(self, newest: SnapshotName, path: str) -> None:
         there = {s.name for s in self.backend.list(path)}
         if f"{path}/{RECEIPT}" not in there:
             files = self.repository.tree(newest).below(path).files()

@@ -114,7 +114,9 @@ def _key(key: Any, where: str) -> str:
 
 
 def _refuse(value: Any, where: str, why: str) -> NoReturn:
-    shown = ascii(value)[:80]
+    # Python refuses to spell integers of more than 4300 digits.
+    large = isinstance(value, int) and value.bit_length() > 1000
+    shown = f"an integer of {value.bit_length()} bits" if large else ascii(value)[:80]
     raise InvalidInputError(
         f"{where} is {shown} ({why}): a receipt holds finite numbers, text, lists and mappings;"
         " nothing was published"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from os import PathLike
 
-from castore import Draft, LayoutError, Repository, SnapshotName, disk_file
+from castore import Draft, LayoutError, NotFoundError, Repository, SnapshotName, disk_file
 from castore_receipts import destination, documents
 from castore_receipts.links import MISSING, UNREADABLE
 from castore_receipts.sources import FolderSource, SnapshotSource, sources
@@ -32,9 +32,16 @@ class ReceiptsDriver:
         LayoutError
             There is none, or a receipt cannot be read: what is damaged is not committed.
         """
-        found, _ = sources(root)
+        try:
+            found, _ = sources(root)
+        except NotFoundError as e:
+            raise LayoutError(f"{os.fspath(root)} holds no receipts: {e}") from e
         for source in found:
-            assert isinstance(source, FolderSource)
+            if not isinstance(source, FolderSource):
+                raise LayoutError(
+                    f"{source.name} is no folder of a receipt: what a repository holds is sent to"
+                    " another one with 'castore copy', and a link is not followed"
+                )
             yield _draft(os.fspath(root), source)
 
     def materialize(

@@ -68,6 +68,8 @@ def _last_receipt(callback: ReceiptCallback) -> dict[str, Any]:
 def _next_run(callback: ReceiptCallback, again: bool) -> int:
     """1, or one more than the runs there are; folders that somebody deleted count too."""
     place = callback.destination
+    if callback.journal.materialize:
+        place.complete()  # a run that a crash kept from being laid out
     known = [n.key.removeprefix("final.") for n in place.snapshots("final.")]
     laid = [n.removeprefix("evaluation_") for n in place.backend.folders(destination.FINAL)]
     runs = [int(n) for n in (*known, *laid) if n.isdigit()]

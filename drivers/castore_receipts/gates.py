@@ -72,7 +72,7 @@ def _defect(receipt: Mapping[str, Any], gate: Any) -> list[str]:
     wrong = (
         [] if gate["passed"] == (value >= minimum) else [f"{_name(gate)!r}: {value} >= {minimum}?"]
     )
-    inherited = gate.get("inherited") is True
+    inherited = gate.get("inherited") is True and _expanded(receipt)
     field = gate.get("field")
     if not inherited and isinstance(field, str) and receipt.get(field) != value:
         wrong.append(f"{_name(gate)!r}: {field} is {receipt.get(field)!r}, the gate says {value!r}")

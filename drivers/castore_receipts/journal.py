@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from castore import InvalidInputError, SnapshotName
+from castore import AlreadyExistsError, InvalidInputError, SnapshotName
 from castore_receipts import destination, record, sign
 from castore_receipts.arrays import Tensor, read_safetensors, write_safetensors
 from castore_receipts.destination import Destination, Folder
@@ -162,7 +162,12 @@ class Journal:
         name = destination.step_name(step)
         files = {f"{name}.json": (json.dumps(failure, sort_keys=True) + "\n").encode()}
         folder = Folder(destination.FAILURES, f"failed.{name}", files, {}, failure)
-        self.destination.publish(folder, None, self.materialize)
+        try:
+            self.destination.publish(folder, None, self.materialize)
+        except AlreadyExistsError:
+            # An earlier attempt at this step, before a resumption, failed in another way: its file
+            # stays. This failure is in the repository, and in every later receipt.
+            return
 
     def _tell(self, receipt: Mapping[str, Any], seconds: float) -> None:
         fields = ("step", "mean_return", "seconds", "mps_driver_bytes")

@@ -27,10 +27,27 @@ class Adapter(Protocol):
         """The deterministic action for one observation, or a row for each of a batch."""
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """The arrays it computes with, under their names in ``policy.safetensors``."""
+        """The arrays it computes with, under their names in ``policy.safetensors``, as there."""
 
     def describe(self) -> dict[str, Any]:
         """What beside the arrays is needed to build it again, as plain JSON."""
+
+
+def assert_stored(adapter: Adapter, stored: Mapping[str, Tensor]) -> None:
+    """`InvalidInputError` for an array of the adapter that is not what the checkpoint stores.
+
+    Its digest could not be recomputed from ``policy.safetensors``.
+    """
+    for name, held in adapter.tensors().items():
+        if name not in stored or not _same(held, stored[name]):
+            raise InvalidInputError(
+                f"the adapter's array {name[:80]!r} is not one of the policy's tensors: give from"
+                " tensors() what it was made from, under the names of the policy's state dict"
+            )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return (a.dtype, a.shape, bytes(a.data)) == (b.dtype, b.shape, bytes(b.data))
 
 
 def numeric_bytes(adapter: Adapter) -> int:

@@ -17,19 +17,20 @@ if TYPE_CHECKING:
     import gymnasium
 
 _ZEROS = "ZeroSensors"
+_MOST_ADDED = 1 << 16
 
 
 def environment_from(said: Mapping[str, Any]) -> Environment:
     """What makes the environment of a receipt; `InvalidInputError` that says why it cannot be."""
     told = said["environment"]
     id, wrappers = told["id"], told.get("wrappers", [])
-    if not _plain(told) or wrappers not in ([], [_ZEROS]):
+    if not _plain(told) or any(w != _ZEROS for w in wrappers):
         raise InvalidInputError(
             f"the receipt's environment ({told.get('class')}) is not a registered id with numbers"
             " for arguments: give what makes it (environment=, or --environment MODULE:CALLABLE)"
         )
     base = partial(_registered, id, told.get("max_episode_steps"), dict(told.get("arguments", {})))
-    return partial(_with_zeros, base, said["expansion"]["added"]) if wrappers else base
+    return partial(_as_wide, base, told["observation_shape"][0]) if wrappers else base
 
 
 def with_zeros(said: Mapping[str, Any], added: int) -> Environment:
@@ -63,6 +64,21 @@ def _with_zeros(base: Callable[[], Any], added: int) -> gymnasium.Env[Any, Any]:
     from castore_receipts.sensors import ZeroSensors
 
     return ZeroSensors(make(base), added)
+
+
+def _as_wide(base: Callable[[], Any], width: int) -> gymnasium.Env[Any, Any]:
+    """The environment of an expanded policy, or of one that was trained on or expanded again."""
+    from castore_receipts.sensors import ZeroSensors
+
+    env = make(base)
+    added = width - (env.observation_space.shape or (0,))[0]
+    if not 0 < added <= _MOST_ADDED:
+        env.close()
+        raise InvalidInputError(
+            f"the receipt tells of {width} observations, its environment shows"
+            f" {env.observation_space.shape}: give what makes it (environment=)"
+        )
+    return ZeroSensors(env, added)
 
 
 def named(text: str) -> Environment:

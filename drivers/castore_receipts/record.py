@@ -71,7 +71,7 @@ def policy_fields(adapter: Adapter, policy: bytes, tensors: Mapping[str, Tensor]
         "checkpoint_sha256": sha256(policy),
         "checkpoint_bytes": len(policy),
         "tensors": len(tensors),
-        "adapter": adapter.describe(),
+        "adapter": {**adapter.describe(), "arrays": sorted(adapter.tensors())},
     }
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from castore import (
+    BackendError,
     CastoreError,
     FormatError,
     InvalidInputError,
@@ -19,9 +20,16 @@ from castore import (
     Repository,
     SnapshotName,
 )
-from castore.backend import Backend
+from castore.backend import Backend, check_name
 from castore.backends import open_backend
-from castore_receipts.destination import CHECKPOINTS, DRIVER, FINAL, RECEIPT, STATE
+from castore_receipts.destination import (
+    CHECKPOINTS,
+    DRIVER,
+    FINAL,
+    OWN_REPOSITORY,
+    RECEIPT,
+    STATE,
+)
 
 MAX_FILE = 8 << 30
 """Bytes of the largest file that is read."""
@@ -93,29 +101,28 @@ def sources(
 ) -> tuple[list[Source], bool]:
     """The receipts at a location, and whether they are all of their run.
 
-    A location is the folder of one receipt, a destination (all of its receipts), a folder of
-    destinations, a repository (all snapshots of receipts in it), or with ``repository`` a
-    snapshot's name.
+    A location is the folder of one receipt, a destination (all of its receipts; those of its own
+    repository where it has no folders), a repository (all snapshots of receipts in it), a folder
+    of destinations and repositories, or with ``repository`` a snapshot's name.
 
     Raises
     ------
     NotFoundError
         There is nothing of the kind.
     """
-    text = os.fspath(location).removesuffix(f"/{RECEIPT}")
+    text = os.fspath(location)
+    text = "." if text == RECEIPT else text.removesuffix(f"/{RECEIPT}")
     if repository is not None and _SNAPSHOT.fullmatch(text):
         return [SnapshotSource(repository, repository.resolve(text))], False
     backend = open_backend(text, storage_options)
-    found = _folders(backend)
+    found = _run(backend, storage_options)
     if found:
-        return list(found), True
+        return found, True
     if _has(backend, RECEIPT):
         return [FolderSource(backend, "")], False
-    if _has(backend, "config.json"):
-        return snapshot_sources(Repository.open(text, storage_options=storage_options)), True
-    runs = _runs(backend, text, storage_options)
-    if runs:
-        return list(runs), True
+    found = _runs(backend, storage_options)
+    if found:
+        return found, True
     if next(iter(backend.list("", limit=1)), None) is None:
         raise NotFoundError(f"there is nothing at {backend.url}: check the path or URL")
     return [FolderSource(backend, "")], False
@@ -154,23 +161,90 @@ def _open(repository: Repository, name: SnapshotName) -> Source | None:
 
 
 def _has(backend: Backend, name: str) -> bool:
+    """Whether something stands there, also what cannot be read: reading it tells why."""
     try:
         backend.stat(name)
     except ObjectNotFoundError:
         return False
+    except BackendError:
+        if not _is_link(backend, name):
+            raise
     return True
 
 
-def _folders(backend: Backend) -> list[FolderSource]:
-    """The folders of a destination that hold something under the layout's names."""
-    steps = [f for f in backend.folders(CHECKPOINTS) if _STEP.fullmatch(f)]
-    runs = [f for f in backend.folders(FINAL) if _RUN.fullmatch(f)]
+def _is_link(backend: Backend, path: str) -> bool:
+    return backend.kind == "local" and os.path.islink(f"{backend.url}/{path}")
+
+
+def _run(backend: Backend, options: dict[str, Any] | None) -> list[Source]:
+    """All receipts of a destination, or of the repository that stands there or in it."""
+    folders = _folders(backend)
+    if folders:
+        return folders
+    for inside in ("", f"/{OWN_REPOSITORY}"):
+        if _has(backend, f"{inside}/config.json".lstrip("/")):
+            url = f"{backend.url.rstrip('/')}{inside}"
+            return snapshot_sources(Repository.open(url, storage_options=options))
+    return []
+
+
+def _folders(backend: Backend) -> list[Source]:
+    """The folders of a destination: those with the layout's names, and others with a receipt."""
+    steps = _named(backend, CHECKPOINTS, _STEP)
     steps.sort(key=lambda f: (len(f), f))
-    paths = [*(f"{CHECKPOINTS}/{f}" for f in steps), *(f"{FINAL}/{f}" for f in sorted(runs))]
-    return [FolderSource(backend, p) for p in paths]
+    paths = [f"{CHECKPOINTS}/{f}" for f in steps]
+    paths += [f"{FINAL}/{f}" for f in sorted(_named(backend, FINAL, _RUN))]
+    found: list[Source] = [FolderSource(backend, p) for p in paths]
+    found += [BrokenSource(f"{backend.url}/{p}", _LINK) for p in _links(backend)]
+    return found + [BrokenSource(f"{backend.url}/{p}", e) for p, e in _illegal(backend)]
 
 
-def _runs(backend: Backend, url: str, options: dict[str, Any] | None) -> list[FolderSource]:
-    """The receipts of every destination directly below."""
-    children = [open_backend(f"{url.rstrip('/')}/{n}", options) for n in backend.folders("")]
-    return [source for child in children for source in _folders(child)]
+def _named(backend: Backend, parent: str, pattern: re.Pattern[str]) -> list[str]:
+    if _is_link(backend, parent):
+        return []
+    names = [n for n in backend.folders(parent) if is_legal(n)]
+    return [n for n in names if pattern.fullmatch(n) or _has(backend, f"{parent}/{n}/{RECEIPT}")]
+
+
+def is_legal(name: str) -> bool:
+    """Whether a backend reads what has this name."""
+    try:
+        check_name(name)
+    except InvalidInputError:
+        return False
+    return True
+
+
+def _illegal(backend: Backend) -> list[tuple[str, CastoreError]]:
+    """Folders with names that a backend does not read, such as a file manager's copies."""
+    parents = [p for p in (CHECKPOINTS, FINAL) if not _is_link(backend, p)]
+    found = [f"{p}/{n}" for p in parents for n in backend.folders(p) if not is_legal(n)]
+    what = "no folder of the layout has such a name: rename it or move it away"
+    return [(p, FormatError(what)) for p in found]
+
+
+def _links(backend: Backend) -> list[str]:
+    """Symbolic links in place of the layout's folders, which are not followed."""
+    if backend.kind != "local":
+        return []
+    found = []
+    for parent in (CHECKPOINTS, FINAL):
+        at = f"{backend.url}/{parent}"
+        if os.path.islink(at):
+            found.append(parent)
+        elif os.path.isdir(at):
+            names = sorted(os.listdir(at))
+            found += [f"{parent}/{n}" for n in names if os.path.islink(f"{at}/{n}")]
+    return found
+
+
+_LINK = BackendError(
+    "a symbolic link stands where a folder should, and is not followed: look who put it there"
+)
+
+
+def _runs(backend: Backend, options: dict[str, Any] | None) -> list[Source]:
+    """The receipts of every destination and repository directly below."""
+    url = backend.url.rstrip("/")
+    children = [open_backend(f"{url}/{n}", options) for n in backend.folders("")]
+    return [source for child in children for source in _run(child, options)]

@@ -22,6 +22,9 @@ MAX_TRACES = 1 << 29
 
 MAX_MEMBERS = 100_000
 _PIECE = 1 << 20
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""What NumPy writes. Other methods allocate by numbers in the file (LZMA: up to 4 GiB)."""
+
 _NAME = re.compile(r"trace_(-?[0-9]{1,20})")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -80,7 +83,15 @@ def read_npz(data: bytes, where: str) -> dict[str, Array]:
         raise
     except (
         *(zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError),
-        *(NotImplementedError, RuntimeError, RecursionError, OverflowError, SyntaxError, TypeError),
+        *(
+            NotImplementedError,
+            RuntimeError,
+            RecursionError,
+            OverflowError,
+            SyntaxError,
+            TypeError,
+            MemoryError,
+        ),
     ) as e:
         raise FormatError(f"{where}: not a sound .npz file: {str(e)[:200]}") from e
 
@@ -95,6 +106,11 @@ def _members(archive: zipfile.ZipFile, where: str) -> dict[str, Array]:
         name = info.filename.removesuffix(".npy")
         if not info.filename.endswith(".npy") or name in found:
             raise FormatError(f"{where}: member {info.filename[:80]!r} is no array, or there twice")
+        if info.compress_type not in _METHODS:
+            raise FormatError(
+                f"{where}: member {info.filename[:80]!r}: compression {info.compress_type} is not"
+                " read, only stored and deflated members are"
+            )
         with archive.open(info) as stream:
             array = _read_array(stream, f"{where}: {name[:80]}", left)
         left -= array.nbytes

@@ -20,7 +20,7 @@ from castore_receipts.sign import trusted_keys
 from castore_receipts.sources import Source, sources
 from castore_receipts.subject import EVALUATION, Family, Subject, told
 
-_SLIPS = (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError)
+_SLIPS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What a field of an unexpected type or value may raise."""
 
 Check = Callable[[Subject], Link]

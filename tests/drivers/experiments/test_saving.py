@@ -621,8 +621,7 @@ def test_rank_0_writes_and_the_others_get_the_same_answers(root: str, tmp_path: 
 @pytest.mark.parametrize("name", ["model", "optimizer", "scheduler"])
 def test_what_has_no_state_is_refused_when_it_is_watched(tmp_path: Path, name: str) -> None:
     """Two optimizers, as a GAN has, in a list: not first at the save."""
-    training = Training()
     with CheckpointManager(tmp_path / "exp") as manager:
-        watched: dict[str, Any] = {name: [training.opt, training.opt]}
+        watched: dict[str, Any] = {name: [torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)]}
         with pytest.raises(InvalidInputError, match=f"{name}: list has no state_dict"):
             manager.watch(**watched)

@@ -200,6 +200,19 @@ def test_the_audit_tells_many_places_in_one_report(
     assert documents[0]["problems"][0]["link"] == "validation_sha256"
 
 
+def test_the_audit_of_a_mixed_tree_tells_all_of_it(made: Path, tmp_path: Path) -> None:
+    """A run, a run that lies in its repository only, another program's, and what is no run."""
+    tree = tmp_path / "tree"
+    shutil.copytree(made / "checkpoints", tree / "shown/checkpoints")
+    shutil.copytree(made / ".castore", tree / "hidden/.castore")
+    huge = {"mean_return": 10**400}
+    runs.foreign(tree / "theirs/checkpoints/step_0000020", runs.folder(made, 20), **huge)
+    (tree / "notes").mkdir()
+    (tree / "notes/x.txt").write_text("no receipt")
+    code, out = audit(tree, "--json", "--plot", tmp_path / "returns.png")
+    assert (code, len(out.splitlines())) == (0, 3 + 4 + 1)
+
+
 def test_the_audit_reads_what_other_programs_wrote(made: Path, tmp_path: Path) -> None:
     runs.foreign(tmp_path / "run/checkpoints/step_0000020", runs.folder(made, 20))
     shutil.copytree(runs.folder(made, 40), tmp_path / "run/checkpoints/step_0000040")

@@ -21,6 +21,7 @@ from castore_receipts import documents
         ({"seconds": float("inf")}, "receipt.seconds"),
         ({"resources": {"a": [1.0, np.float32("-inf")]}}, "receipt.resources.a[1]"),
         ({"step": 1 << 70}, "receipt.step"),
+        ({"step": 10**5000}, "receipt.step is an integer of 16610 bits"),
         ({"x": object()}, "receipt.x"),
         ({"x": {1: 2}}, "receipt.x"),
         ({"x": np.zeros(3)}, "receipt.x"),

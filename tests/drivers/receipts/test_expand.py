@@ -285,6 +285,31 @@ def test_training_goes_on_from_an_expanded_receipt(made: Path, tmp_path: Path) -
     assert all(r.sound for r in verify_all([made, tmp_path / "wide"]))
 
 
+def test_what_follows_an_expansion_is_replayed_and_expanded_again(
+    made: Path, tmp_path: Path
+) -> None:
+    """The wrapper's width is told by the receipt's shapes: later receipts tell of no expansion."""
+    expand_receipt(made, 40, tmp_path / "wide", added=6)
+    model = runs.model(env=zeroed())
+    again = runs.resumed(model, tmp_path / "wide", 40, watched={})
+    model.learn(20, callback=again, reset_num_timesteps=False)
+    assert "expansion" not in again.history[-1]
+    assert replay(runs.folder(tmp_path / "wide", 60)).sound
+    receipt, found = expand_receipt(tmp_path / "wide", 60, tmp_path / "wider", added=2)
+    assert found.sound
+    assert receipt["environment"]["wrappers"] == ["ZeroSensors"] * 2
+    assert replay(runs.folder(tmp_path / "wider", 60)).sound
+
+
+@pytest.mark.parametrize("width", [0, 3, 1 << 40])
+def test_a_forged_width_makes_no_environment(made: Path, tmp_path: Path, width: int) -> None:
+    expand_receipt(made, 20, tmp_path / "wide", added=2)
+    at = runs.folder(tmp_path / "wide", 20)
+    runs.forge(at, lambda r: r["environment"].update(observation_shape=[width]))
+    with pytest.raises(InvalidInputError, match=f"tells of {width} observations"):
+        replay(at)
+
+
 def test_statistics_of_observations_grow_too(tmp_path: Path) -> None:
     model = runs.model(env=runs.normalized())
     model.learn(20, callback=runs.callback(tmp_path / "run"))

@@ -70,6 +70,19 @@ def test_receipt_comes_last_and_what_a_crash_left_is_finished(place: Any) -> Non
     assert names[1] not in {s.name for s in backend.list("checkpoints")}, "no receipt beside it"
 
 
+def test_a_final_evaluation_that_a_crash_left_is_finished_and_not_run_again(place: Any) -> None:
+    url, options = place
+    made = runs.run(url, 20, storage_options=options)
+    made.final_evaluation()
+    backend = open_backend(url, options)
+    name = "final/evaluation_0001/receipt.json"
+    content = backend.get(name)
+    backend.delete(name)
+    with pytest.raises(AlreadyExistsError, match="again=True"):
+        made.final_evaluation()
+    assert backend.get(name) == content
+
+
 def test_an_outage_is_unreadable_and_never_missing(tmp_path: Path) -> None:
     options = {
         "key": "a",
