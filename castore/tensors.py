@@ -244,6 +244,8 @@ def _archive(file: Bounded) -> TensorFile:
     members = archive.Archive(file, MAX_TENSORS)
     sizes = members.sizes()
     pickles = [n for n in sizes if n.rpartition("/")[2] == "data.pkl"]
+    if len(pickles) > 1:
+        raise Malformed(f"{len(pickles)} members data.pkl: readers would choose different ones")
     if pickles:
         return _torch(file, members, sizes, pickles[0])
     return _npz(file, members, sizes)

@@ -12,7 +12,13 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from castore import IntegrityError, LayoutError, NotFoundError
+from castore import (
+    FormatError,
+    IntegrityError,
+    LayoutError,
+    NotFoundError,
+    UntrustedPickleError,
+)
 from castore_pools import rules
 from castore_pools.addresses import open_sources
 from castore_pools.checkpoint import Checkpoint, load_together, open_checkpoint
@@ -80,6 +86,7 @@ def assemble(
     groups = rules.tie_groups(base, frozen, pin.ties)
     rules.tie(values, groups, base.where)
     _convert(values, frozen, wanted, groups)
+    rules.tie(values, rules.tie_groups(base, values, pin.ties, by_name=False), where)
     return _ordered(base, given, values)
 
 
@@ -241,7 +248,12 @@ def _same_model(pool: Checkpoint, path: str) -> bool:
 
 
 def _fits(place: Place, path: str, frozen: Sequence[str], pin: Pin, pool: Checkpoint) -> bool:
-    base = open_checkpoint(place.source(path))
+    """Whether the file at ``path`` can be the base; one that is no checkpoint is told and not."""
+    try:
+        base = open_checkpoint(place.source(path))
+    except (FormatError, LayoutError, UntrustedPickleError) as e:
+        logging.getLogger("castore.pools").warning("looking for a base, passed over: %s", e)
+        return False
     if any(k not in base.state for k in [*frozen, *pool.state]):
         return False
     values = base.load(k for k in frozen if k in pin.frozen)

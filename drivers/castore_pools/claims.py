@@ -29,12 +29,13 @@ def broken_claims(place: Place, files: CellFiles, base: Checkpoint | None) -> It
         yield files.cell.collect_config_path, "collect_config", "unreadable", str(e)
     yield _numbering(files, collect_config)
     if base is not None:
-        yield _training_config(place, files, base)
+        yield training_config(place, files, base)
     if files.record is None:
         yield files.cell.registry_path, "record", "missing", f"no record of {files.cell}"
         return
     if base is not None:
         yield _counts(files, base)
+        yield _training_info(files, base)
     yield _statistics(files)
     yield _settings(files, collect_config)
     yield _assemble_check(files, files.record.part("training_info").get("assemble_check"))
@@ -74,7 +75,7 @@ def _numbering(files: CellFiles, collect_config: Mapping[str, Any]) -> Claim:
     return folder, "numbering", "missing", f"{len(holes)} of {end} files: {shown}{more}"
 
 
-def _training_config(place: Place, files: CellFiles, base: Checkpoint) -> Claim:
+def training_config(place: Place, files: CellFiles, base: Checkpoint) -> Claim:
     path = files.cell.config_path
     try:
         config = _config(place, path)
@@ -110,6 +111,26 @@ def _counts(files: CellFiles, base: Checkpoint) -> Claim:
         found["generated_params"] = total - body["frozen_params"]
     wrong = [f"{n} {body[n]}, found {v}" for n, v in found.items() if n in body and body[n] != v]
     return path, "counts", "mismatch" if wrong else "ok", "; ".join(wrong)
+
+
+def _training_info(files: CellFiles, base: Checkpoint) -> Claim:
+    """What the record says of the base's training and of paths, against base and layout."""
+    record, path = files.record, files.cell.registry_path
+    body = record.body if record is not None else {}
+    info = record.part("training_info") if record is not None else {}
+    names = [n for n in ("val_metric", "val_loss", "config") if n in info and n in base.fields]
+    wrong = [
+        f"{n} {info[n]!r}, the base has {base.fields[n]!r}" for n in names if _other(info, base, n)
+    ]
+    folder = files.cell.pool_folder
+    if body.get("pool_path", folder) != folder:
+        wrong.append(f"pool_path {body['pool_path']!r}, expected {folder!r}")
+    return path, "training_info", "mismatch" if wrong else "ok", "; ".join(wrong)
+
+
+def _other(info: Mapping[str, Any], base: Checkpoint, name: str) -> bool:
+    """Whether the record holds another value; both as JSON gives them back."""
+    return bool(json.loads(json.dumps(base.fields[name], default=str)) != info[name])
 
 
 def _statistics(files: CellFiles) -> Claim:

@@ -213,9 +213,10 @@ def assemble(
     from castore_pools.assembly import find_base
     from castore_pools.checkpoint import open_checkpoint
     from castore_pools.output import encode_assembled, write_output
-    from castore_pools.pins import FIELD
+    from castore_pools.pins import FIELD, read_pin
 
-    out, store = Output(json), _open(repository)
+    out = Output(json)
+    store = _open(repository) if "castore://" in (pool[:10], base[:10]) else None
     member = open_checkpoint(pool, None, store)
     if base.endswith("/") or isdir(base):
         place = _place(base, repository)
@@ -226,7 +227,7 @@ def assemble(
     state = join(opened, member, dtype=dtype, require_pin=require_pin)
     data = encode_assembled(state, member.fields, format)
     write_output(out_path, data)
-    pinned = member.fields.get(FIELD) is not None
+    pinned = bool(read_pin(member.fields.get(FIELD), pool).frozen)
     out.document(
         "assembled", out=out_path, base=base, keys=len(state), size=len(data), pinned=pinned
     )

@@ -25,7 +25,7 @@ from castore import AlreadyExistsError, IntegrityError, InvalidInputError, Layou
 from castore_pools import records
 from castore_pools.assembly import assemble
 from castore_pools.checkpoint import STATE_KEY, open_checkpoint
-from castore_pools.files import folder_lock, write_json
+from castore_pools.files import folder_lock, remove_leftovers, write_json
 from castore_pools.freeze import (
     TOKEN_EMBEDDING,
     frozen_keys,
@@ -127,12 +127,12 @@ class PoolCollector:
         dataset, arch, model_id = base_names(parts[1])
         self.root, self.cell = Path(parts[0]), Cell(task, arch, dataset, model_id)
         self.model, self.count, self.save_every = model, count, save_every
-        self.files = self.steps = 0
+        self.files = self.steps = self._used = 0
         self._make, self._lr, self._frozen, self._dtype = optimizer, collect_lr, frozen, dtype
         self._evaluate = evaluate
         self._folder = self.root / self.cell.pool_folder
         self._stack = ExitStack()
-        self._resumed: Mapping[str, Any] | None = None
+        self._random: Mapping[str, Any] = {}
 
     # -- life
 
@@ -141,6 +141,7 @@ class PoolCollector:
         with ExitStack() as stack:
             busy = f"{self._folder}: another collector is at work on this cell"
             stack.enter_context(folder_lock(self._folder, busy))
+            remove_leftovers(self._folder)
             self._load_base()
             self._freeze(stack)
             self._begin_or_resume()
@@ -163,18 +164,18 @@ class PoolCollector:
         return self.files >= self.count
 
     def remaining(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
-        """``batches``, one a step, without those of the steps made before; ends with the last file.
+        """``batches``, one a step, without those used before entering; ends with the last file.
 
-        The random numbers after the skipped ones are those of the interruption.
+        Called again, for a next epoch, it goes on. The order must be the same each time.
         """
-        skip = self.steps
         if self.done:
             return
-        for number, batch in enumerate(batches):
-            if number < skip:
+        for batch in batches:
+            if self._used:
+                self._used -= 1
+                if not self._used:
+                    set_random_state(self._random)
                 continue
-            if number == skip and self._resumed is not None:
-                set_random_state(self._resumed)
             yield batch
             if self.files == self.count:
                 return
@@ -264,12 +265,12 @@ class PoolCollector:
                 f"{self.cell}: an interrupted collection has other settings: {was}, asked for"
                 f" { ({k: ours[k] for k in differ}) }"
             )
-        self.files, self.steps = progress.files, progress.steps
+        self.files, self.steps, self._used = progress.files, progress.steps, progress.steps
         self._logs = [dict(log) for log in progress.settings["logs"]]
         if self.files:
             self._load_last(progress.exact)
         self.optimizer.load_state_dict(dict(progress.optimizer))
-        self._resumed = progress.random
+        self._random = progress.random
         set_random_state(progress.random)
         if self.done:
             self._finish()

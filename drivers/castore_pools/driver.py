@@ -7,9 +7,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from castore import AlreadyExistsError, Draft, File, Repository, SnapshotName
+from castore import (
+    AlreadyExistsError,
+    Draft,
+    File,
+    IntegrityError,
+    NotFoundError,
+    Repository,
+    SnapshotName,
+)
 from castore_pools.importing import DRIVER, drafts
-from castore_pools.names import registry_task
+from castore_pools.names import collected_index, is_base, registry_task
 from castore_pools.places import SnapshotPlace
 from castore_pools.registry import change_registry, parse_registry
 
@@ -46,14 +54,29 @@ class PoolsDriver:
             change_registry(root / path, task, {r.cell: r.body for r in records})
 
     def verify(self, repository: Repository, snapshot: SnapshotName) -> Iterator[tuple[str, str]]:
-        """Recompute what the layout promises; gives path and defect of each broken promise."""
+        """Recompute what the layout promises; gives path and defect of each broken promise.
+
+        Files that the layout promises nothing of are read, so that a lost one is found.
+        """
         from castore_pools.verify import verify_place
 
-        if repository.snapshot(snapshot).labels.get("part") == "rest":
+        rest = repository.snapshot(snapshot).labels.get("part") == "rest"
+        for path, file in repository.tree(snapshot).files():
+            if rest or not (is_base(path) or collected_index(path) is not None):
+                yield from _unreadable(repository, path, file)
+        if rest:
             return
         for finding in verify_place(SnapshotPlace(repository, [str(snapshot)])):
             if finding.broken:
                 yield finding.path, f"{finding.check}: {finding.detail}"
+
+
+def _unreadable(repository: Repository, path: str, file: File) -> Iterator[tuple[str, str]]:
+    try:
+        for _ in repository.read_file(file):
+            pass
+    except (IntegrityError, NotFoundError) as e:
+        yield path, str(e)
 
 
 def _parts(paths: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,13 @@ def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what writers that were killed left in ``folder``; for its only writer."""
+    for path in folder.glob(".*.tmp"):
+        if re.fullmatch(r"\..+\.[0-9a-f]{12}\.tmp", path.name):
+            path.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

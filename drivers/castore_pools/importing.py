@@ -38,9 +38,26 @@ def drafts(root: str | os.PathLike[str]) -> Iterator[Draft]:
         if files.pool:
             yield _pool_draft(folder, files)
     alone: dict[str, Any] = {p: disk_file(folder / p) for p in [*found.bases, *found.rest]}
+    for files in found.cells:
+        if not files.pool:
+            alone |= {p: disk_file(folder / p) for p in _beside_base(files)}
     alone |= _records_alone(found.cells)
     if alone:
         yield Draft(alone, DRIVER, "rest", {"part": "rest"})
+
+
+def _beside_base(files: CellFiles) -> list[str]:
+    """What a cell without pool files holds that its base's snapshot does not."""
+    held = _own_configs(files) if files.base is not None else []
+    return [p for p in (*files.configs, *_other(files)) if p not in held]
+
+
+def _own_configs(files: CellFiles) -> list[str]:
+    return [p for p in files.configs if p.endswith("/config.json")]
+
+
+def _other(files: CellFiles) -> list[str]:
+    return [p for p in files.other if not p.endswith("/" + STATE)]
 
 
 def _records_alone(cells: Iterable[CellFiles]) -> dict[str, MemoryFile]:
@@ -57,15 +74,14 @@ def _registry_file(bodies: list[Any]) -> MemoryFile:
 
 
 def _base_draft(folder: Path, files: CellFiles) -> Draft:
-    paths = [files.cell.base_path, *(p for p in files.configs if p.endswith("/config.json"))]
+    paths = [files.cell.base_path, *_own_configs(files)]
     entries = {p: disk_file(folder / p) for p in paths}
     return Draft(entries, DRIVER, snapshot_key(files.cell, "base"), _labels(files.cell, "base"))
 
 
 def _pool_draft(folder: Path, files: CellFiles) -> Draft:
     base = [files.base] if files.base else []
-    other = [p for p in files.other if not p.endswith("/" + STATE)]
-    paths = [*base, *files.configs, *files.pool.values(), *other]
+    paths = [*base, *files.configs, *files.pool.values(), *_other(files)]
     entries: dict[str, Any] = {p: disk_file(folder / p) for p in paths}
     if files.record is not None:
         entries[files.cell.registry_path] = _registry_file([files.record.body])

@@ -14,6 +14,7 @@ from castore_pools.checkpoint import STATE_KEY
 from castore_pools.files import write_bytes
 from castore_pools.freeze import tied_keys
 from castore_pools.pins import FIELD
+from castore_pools.sources import url_errors
 
 Format: TypeAlias = Literal["pth", "safetensors"]
 _LEFT_OUT = (FIELD, "frozen_keys", "frozen_source")
@@ -46,9 +47,24 @@ def _safetensors(state: Mapping[str, Any], fields: Mapping[str, Any]) -> bytes:
         raise InvalidInputError(f"safetensors holds tensors only: {plain[:8]} are none; use pth")
     aliases = {k: g[0] for g in tied_keys(state) for k in g[1:]}
     texts = {k: json.dumps(v) for k, v in fields.items() if k not in state}
-    tensors = {k: v.contiguous() for k, v in state.items() if k not in aliases}
-    data: bytes = save(tensors, {"format": "pt", **texts, **aliases})
+    tensors = _apart({k: v for k, v in state.items() if k not in aliases})
+    try:
+        data: bytes = save(tensors, {"format": "pt", **texts, **aliases})
+    except (KeyError, ValueError, RuntimeError) as e:
+        raise InvalidInputError(f"safetensors cannot hold this model: {e}; use pth") from e
     return data
+
+
+def _apart(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Row-major tensors of which none shows another's memory: overlapping views are copied."""
+    seen: set[int] = set()
+    out: dict[str, Any] = {}
+    for key, value in tensors.items():
+        whole = value.contiguous()
+        place = whole.untyped_storage().data_ptr()
+        out[key] = whole.clone() if place in seen else whole
+        seen.add(place)
+    return out
 
 
 def write_output(
@@ -67,5 +83,5 @@ def write_output(
         fs, path = fsspec.url_to_fs(text, **(storage_options or {}))
         fs.makedirs(os.path.dirname(path), exist_ok=True)
         fs.pipe_file(path, data)
-    except (OSError, ImportError, ValueError) as e:
+    except url_errors() as e:
         raise BackendError(f"{text} cannot be written: {e}") from e

@@ -46,7 +46,7 @@ def read_pin(value: Any, where: str) -> Pin:
         ties = tuple(tuple(g) for g in value["ties"])
     except (TypeError, KeyError, ValueError) as e:
         raise LayoutError(f"{where}: {FIELD!r} is malformed: {e!r}") from e
-    texts = [base, *frozen, *frozen.values(), *(k for g in ties for k in g)]
+    texts = [dtype, base, *frozen, *frozen.values(), *(k for g in ties for k in g)]
     if not all(isinstance(t, str) for t in texts) or dtype not in ITEMSIZE:
         raise LayoutError(f"{where}: {FIELD!r} is malformed: texts and a dtype were expected")
     return Pin(base, frozen, dtype, ties)

@@ -14,6 +14,7 @@ from castore_pools.sources import (
     SnapshotSource,
     Source,
     UrlSource,
+    url_errors,
 )
 
 
@@ -85,7 +86,7 @@ class UrlPlace:
             found = fs.find(f"{root.rstrip('/')}/{below}".rstrip("/"))
         except FileNotFoundError:
             return []
-        except (OSError, ImportError, ValueError) as e:
+        except url_errors() as e:
             raise BackendError(f"{self.where} cannot be listed: {e}") from e
         head = root.rstrip("/") + "/"
         return sorted(p.removeprefix(head) for p in found if p.startswith(head))

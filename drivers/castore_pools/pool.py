@@ -91,7 +91,7 @@ class Pool:
     def rows(self, key: str, start: int, stop: int) -> Tensor:
         """Rows ``[start, stop)`` of one tensor. A part of a frozen tensor proves no pin."""
         home = self._home(key)
-        if key in home.kept:
+        if key in home.kept and 0 <= start <= stop and self.info(key).shape:
             return self.tensor(key)[start:stop].clone()
         return home.rows(key, start, stop)
 

@@ -7,6 +7,7 @@ Written as a list of records. Read also as a mapping of cell to record, or below
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,14 +47,21 @@ class Record:
         if not isinstance(logs, list) or not all(isinstance(c, dict) for c in logs):
             raise LayoutError(f"{self.cell}: 'checkpoints' is no list of records")
         for name in ("val_metric", "val_loss"):
-            if not all(type(c.get(name)) in (int, float, type(None)) for c in logs):
-                raise LayoutError(f"{self.cell}: a {name} of 'checkpoints' is no number")
+            if not all(c.get(name) is None or _is_finite(c[name]) for c in logs):
+                raise LayoutError(f"{self.cell}: a {name} of 'checkpoints' is no finite number")
+        if not all(isinstance(c.get("file", ""), str) for c in logs):
+            raise LayoutError(f"{self.cell}: a file of 'checkpoints' is no text")
         return logs
 
     def part(self, name: str) -> Mapping[str, Any]:
         """One of the record's objects, empty where it is none."""
         found = self.body.get(name)
         return found if isinstance(found, dict) else {}
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number that a float64 holds."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def parse_registry(data: bytes, task: str, where: str) -> list[Record]:
@@ -143,10 +151,23 @@ def change_registry(path: Path, task: str, records: Mapping[Cell, Mapping[str, A
     """Put several records into a registry file at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with folder_lock(path.parent):
-        document = json.loads(path.read_bytes()) if path.exists() else []
+        document = _document(path, task) if path.exists() else []
         for cell, body in records.items():
             _put(document, cell, body, lambda b, n: _cell(b, n, task, str(path)))
         write_json(path, document)
+
+
+def _document(path: Path, task: str) -> Any:
+    """A registry that a record can be put into; `LayoutError` for one that has none of the forms.
+
+    Nothing is written over what somebody meant otherwise.
+    """
+    data = path.read_bytes()
+    parse_registry(data, task, str(path))
+    document = json.loads(data)
+    if not isinstance(document, list | dict):
+        raise LayoutError(f"{path}: a {type(document).__name__}, expected a list of records")
+    return document
 
 
 def _put(
@@ -158,6 +179,8 @@ def _put(
     inner = _inner(document)
     names = list(inner) if isinstance(inner, dict) else range(len(inner))
     for name in names:
+        if not isinstance(inner[name], dict):
+            continue  # a word about the whole registry
         if cell_of(inner[name], name if isinstance(name, str) else None) == cell:
             inner[name] = dict(body)
             return

@@ -98,11 +98,15 @@ def check_pin(base: Checkpoint, frozen: Mapping[str, Any], pin: Pin, where: str)
 
 
 def tie_groups(
-    base: Checkpoint, keys: Collection[str], recorded: Sequence[Sequence[str]]
+    base: Checkpoint,
+    keys: Collection[str],
+    recorded: Sequence[Sequence[str]],
+    *,
+    by_name: bool = True,
 ) -> list[list[str]]:
     """Which of ``keys`` are one tensor: as recorded, as stored in the base, or by T5's names."""
     groups = [[k for k in g if k in keys] for g in (*recorded, *base.ties())]
-    if not recorded:
+    if by_name and not recorded:
         groups += _named_alike(keys)
     merged: list[list[str]] = []
     for group in groups:
@@ -121,20 +125,29 @@ def _named_alike(keys: Collection[str]) -> list[list[str]]:
 
 def tie(values: dict[str, Any], groups: Sequence[Sequence[str]], where: str) -> None:
     """Make each group of ``values`` one tensor; `IntegrityError` where its copies differ."""
-    import torch
-
     for group in groups:
         first = values[group[0]]
         for key in group[1:]:
             other = values[key]
             if other is first:
                 continue
-            if form_of(other) != form_of(first) or not torch.equal(_bits(other), _bits(first)):
+            if not _same(first, other):
                 raise IntegrityError(
                     f"{where}: {group[0]} and {key} are tied and differ: digests"
                     f" {value_digest(first)} and {value_digest(other)}"
                 )
             values[key] = first
+
+
+def _same(first: Any, other: Any) -> bool:
+    """Whether two values are equal to the bit."""
+    import torch
+
+    if form_of(first) != form_of(other):
+        return False
+    if not hasattr(first, "untyped_storage"):
+        return bool(first == other)
+    return torch.equal(_bits(first), _bits(other))
 
 
 def _bits(tensor: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -132,6 +133,13 @@ class BytesSource:
         return _even(start, stop)
 
 
+def url_errors() -> tuple[type[Exception], ...]:
+    """What fsspec's file systems raise; S3's and HTTP's own errors are no `OSError`."""
+    own = [("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError")]
+    loaded = [getattr(sys.modules[m], n) for m, n in own if m in sys.modules]
+    return (OSError, ImportError, ValueError, *loaded)
+
+
 class UrlSource:
     """A file behind an fsspec URL, read by ranges; small reads share blocks that are kept.
 
@@ -151,13 +159,13 @@ class UrlSource:
             self.size = int(self._fs.info(self._path)["size"])
         except FileNotFoundError as e:
             raise NotFoundError(f"{url} does not exist") from e
-        except (OSError, ImportError, ValueError) as e:
+        except url_errors() as e:
             raise BackendError(f"{url} cannot be opened: {e}") from e
 
     def _fetch(self, start: int, stop: int) -> bytes:
         try:
             data: bytes = self._fs.cat_file(self._path, start=start, end=stop)
-        except OSError as e:
+        except url_errors() as e:
             raise BackendError(f"{self.where} cannot be read: {e}") from e
         if len(data) != stop - start:
             raise BackendError(f"{self.where}: {len(data)} bytes came for {start} to {stop}")

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from castore import BackendError, CastoreError, LayoutError, NotFoundError
+from castore import BackendError, CastoreError, FormatError, LayoutError, NotFoundError
 from castore_pools import rules
 from castore_pools.assembly import assemble
 from castore_pools.checkpoint import Checkpoint, open_checkpoint
-from castore_pools.claims import broken_claims
+from castore_pools.claims import broken_claims, training_config
 from castore_pools.freeze import not_finite
 from castore_pools.layout import CellFiles, survey
 from castore_pools.pins import FIELD, Pin, frozen_keys_of, read_pin
@@ -87,13 +87,17 @@ def verify_cell(
     folder = files.cell.pool_folder
     if not files.pool and files.record is None:  # a base's own snapshot
         if files.base:
-            yield from _verify_lone_base(place, files.base)
+            yield from _verify_lone_base(place, files.base, files)
         return
-    base, problem = _open(place, files.base or files.cell.base_path, "base")
+    path = files.base or files.cell.base_path
+    base, problem = _open(place, path, "base")
     yield problem
     try:
         yield from (Finding(*claim) for claim in broken_claims(place, files, base))
         member = _Member(place, files, base, require_pin) if base is not None else None
+    except FormatError as e:
+        yield Finding(path, "base", "unreadable", str(e))
+        return
     except LayoutError as e:
         yield Finding(files.cell.registry_path, "record", "unreadable", str(e))
         return
@@ -105,11 +109,18 @@ def verify_cell(
         yield from member.verify(index, path, metric if index in chosen else None)
 
 
-def _verify_lone_base(place: Place, path: str) -> Iterator[Finding]:
+def _verify_lone_base(place: Place, path: str, files: CellFiles | None = None) -> Iterator[Finding]:
     base, problem = _open(place, path, "base")
-    yield problem
-    if base is not None:
+    if base is None:
+        yield problem
+        return
+    if files is not None:
+        yield Finding(*training_config(place, files, base))
+    try:
+        yield problem
         yield _finite(path, base.load(base.keys()))
+    except FormatError as e:
+        yield Finding(path, "base", "unreadable", str(e))
 
 
 def _open(place: Place, path: str, check: str) -> tuple[Checkpoint | None, Finding]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from castore import InvalidInputError, LayoutError
+from castore import IntegrityError, InvalidInputError, LayoutError
 from castore_pools import assemble, open_checkpoint, pool_stats, reduce_files, verify_zoo
 from castore_pools import stats as stats_module
 from castore_pools.layout import survey
@@ -166,7 +166,7 @@ def test_in_place_the_record_follows(zoo: Path, tmp_path: Path) -> None:
 
 
 def test_a_tie_goes_as_a_whole(tmp_path: Path) -> None:
-    """A tied key is taken out only with all its names."""
+    """A tied key is taken out with all its names; copies that differ are refused."""
     tied = torch.randn(4)
     torch.save(
         {"model_state_dict": {"a": tied, "b": tied, "c": torch.ones(2)}}, tmp_path / "base.pth"
@@ -174,8 +174,8 @@ def test_a_tie_goes_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "pool").mkdir()
     state = {"a": tied.clone(), "b": tied + 1, "c": torch.zeros(2)}
     torch.save({"model_state_dict": state}, tmp_path / "pool/collect_000.pth")
-    done = reduce_files(tmp_path / "base.pth", tmp_path / "pool", tmp_path / "out")
-    assert done.keys == ()
+    with pytest.raises(IntegrityError, match="a and b are tied and differ"):
+        reduce_files(tmp_path / "base.pth", tmp_path / "pool", tmp_path / "out")
     state["b"] = state["a"]
     torch.save({"model_state_dict": state}, tmp_path / "pool/collect_000.pth")
     done = reduce_files(tmp_path / "base.pth", tmp_path / "pool", tmp_path / "out")

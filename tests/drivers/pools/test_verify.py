@@ -271,7 +271,7 @@ def test_a_tie_that_was_broken_in_the_base(zoo: Path, tmp_path: Path) -> None:
 def test_a_base_alone(tmp_path: Path) -> None:
     """A base without a pool: it is read, and its values are finite."""
     path = base_of(tmp_path, "wordavg")
-    assert {f.check for f in verify_zoo(tmp_path)} == {"base", "finite"}
+    assert {f.check for f in verify_zoo(tmp_path)} == {"base", "config", "finite"}
     edit(path, lambda f: f["model_state_dict"]["head.bias"].fill_(float("inf")))
     assert broken(tmp_path) == [("wordavg_010.pth", "finite", "not finite: head.bias")]
 
