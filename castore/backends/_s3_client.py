@@ -34,6 +34,7 @@ _CONFIG: dict[str, Any] = {
 }
 
 _clients: weakref.WeakSet[S3Client] = weakref.WeakSet()
+_shared: weakref.WeakValueDictionary[str, S3Client] = weakref.WeakValueDictionary()
 _inherited: list[Any] = []
 """What a forked child got from its parent: kept, since closing it would disturb the parent."""
 
@@ -101,6 +102,19 @@ class S3Client:
             f"s3://{bucket}/{key}: not deleted, its time is over (by this machine's clock, which is"
             f" {abs(self._ahead):.0f} s {'behind' if self._ahead > 0 else 'ahead of'} the store's)"
         )
+
+
+def client_for(options: dict[str, Any]) -> S3Client:
+    """This process's client for ``options``: making one takes longer than most requests.
+
+    One client serves all backends that are alive with equal options in an equal environment.
+    """
+    environment = sorted((k, v) for k, v in os.environ.items() if k.startswith("AWS_"))
+    key = f"{os.getpid()} {sorted(options.items())!r} {environment!r}"
+    client = _shared.get(key)
+    if client is None:
+        client = _shared[key] = S3Client(options)
+    return client
 
 
 class Gate:

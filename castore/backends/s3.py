@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from castore.backend import MAX_REPLACE, ExpiredError, Stat, UnansweredError, check_name
 from castore.backends import _s3_errors as errors
 from castore.backends._rules import refuse_large, scrub, secrets_in, span, without_secrets
-from castore.backends._s3_client import Gate, S3Client
+from castore.backends._s3_client import Gate, S3Client, client_for
 from castore.digest import Buffer
 from castore.errors import (
     AlreadyExistsError,
@@ -220,7 +220,7 @@ class S3Backend:
         """This process's client: one that was made before a fork does not work after it."""
         pid = os.getpid()
         client = self._clients.get(pid)
-        return client or self._clients.setdefault(pid, S3Client(self._options))
+        return client or self._clients.setdefault(pid, client_for(self._options))
 
     def _run(self, work: Callable[[], Awaitable[T]]) -> T:
         return self._client.run(work)
