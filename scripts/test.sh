@@ -2,7 +2,7 @@
 # Install what the tests need, the S3 server included, and run them all.
 #   ./scripts/test.sh [PYTEST ARGUMENTS]
 #   CASTORE_VENV=DIR         use this virtual environment as it is; nothing is installed
-#   CASTORE_TEST_PROCESSES=N how many processes run tests (2); 0 runs them in this one
+#   CASTORE_TEST_PROCESSES=N how many processes run tests (4): most wait for disk or server
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/lib.sh
@@ -14,4 +14,4 @@ fi
 venv=$(cd "$venv" && pwd)
 export PATH="$venv/bin:$PATH"
 say "running the tests"
-exec "$venv/bin/python" -m pytest -q -n "${CASTORE_TEST_PROCESSES:-2}" "$@"
+exec "$venv/bin/python" -m pytest -q -n "${CASTORE_TEST_PROCESSES:-4}" "$@"
