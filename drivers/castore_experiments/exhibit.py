@@ -238,10 +238,10 @@ class Exhibit:
             return
         self._caught_up = True
         for hash in self.records.hashes():
-            found = there.entries.get(hash)
+            found = there.entries.get(hash, {})
             newest = next(iter(self.records.weights(hash)), None)
             name = newest.path.rpartition("/")[2] if newest else None
-            if found is None or found.get("latest_weight_checkpoint") != name:
+            if "hp_hash" not in found or found.get("latest_weight_checkpoint") != name:
                 state = self.records.state(hash)
                 update = entry(self.records, state, RunWords(state.experiment_name))
                 self.manifest.update(Change({hash: update}, time=self.records.last_used(hash)))

@@ -581,7 +581,11 @@ manager.watch(model=net(fill=3.0), hyperparameters=config)
 def say(*what):
     answers.append([str(w) for w in what])
     dist.barrier()
+if rank == 0:
+    dist.barrier()  # is_new is about what is written: the other rank asks before it is
 update = manager.update_experiment_hash(dump_immediately=True)
+if rank == 1:
+    dist.barrier()
 say(update.hash, update.is_new, sorted(update.changed))
 say(manager.save_model_checkpoint(step=3))
 say(manager.save_model_checkpoint(step=4, wait=False).result())

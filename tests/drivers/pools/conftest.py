@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from s3fs import S3FileSystem
 
 from castore import Repository
 from tests.drivers.pools.models import collect
+
+
+@pytest.fixture(autouse=True)
+def fresh_clients() -> Iterator[None]:
+    """fsspec keeps file systems by their options; the environment they were made in may be gone."""
+    yield
+    S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture(params=["local", "s3"])
