@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from castore import bases, source
-from castore.cut import PIECE, cut
+from castore.cut import PIECE, SMALL, cut
 from castore.digest import Buffer, digest_of
 from castore.encode import Base, Compression, encode
 from castore.errors import BackendError, IntegrityError, InvalidInputError, NotFoundError
@@ -110,7 +110,7 @@ def _whole_blobs(base: source.BaseFile) -> Iterator[tuple[str, tuple[Source, int
     """Where in the base's source each blob lies that fills one slice."""
     start = 0
     for slice in base.file.slices:
-        if slice.offset == 0 and slice.length >= PIECE // 256:
+        if slice.offset == 0 and slice.length >= SMALL:
             yield slice.blob, (base.source, start, start + slice.length)
         start += slice.length
 

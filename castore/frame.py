@@ -165,23 +165,6 @@ def delta(content: Buffer, base: Buffer, base_digest: str, base_depth: int, widt
     return _frame(DELTA, width, len(content), payload, base_digest, base_depth + 1)
 
 
-def encode_raw(content: Buffer, width: int = 1) -> bytes:
-    """`raw` in one piece."""
-    return b"".join(raw(content, width))
-
-
-def encode_packed(content: Buffer, width: int) -> bytes:
-    """`packed` in one piece."""
-    return b"".join(packed(content, width))
-
-
-def encode_delta(
-    content: Buffer, base: Buffer, base_digest: str, base_depth: int, width: int
-) -> bytes:
-    """`delta` in one piece."""
-    return b"".join(delta(content, base, base_digest, base_depth, width))
-
-
 def check_frame(frame: Buffer, name: str = "") -> Header:
     """Header of a whole frame, after its length and payload checksum were checked."""
     h = parse_header(frame, name)

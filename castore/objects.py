@@ -194,7 +194,7 @@ class ObjectStore:
             raise CorruptObjectError(
                 f"object {digest}: the content at hand has another digest", name=digest
             )
-        data = frame.encode_packed(content, width)
+        data = b"".join(frame.packed(content, width))
         name = object_name(digest)
         while True:
             try:

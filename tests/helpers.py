@@ -177,6 +177,21 @@ def contents(repository: Repository, name: SnapshotName | str) -> dict[str, byte
     return found
 
 
+# -- frames in one piece
+
+
+def encode_raw(content: bytes, width: int = 1) -> bytes:
+    return b"".join(frame.raw(content, width))
+
+
+def encode_packed(content: bytes, width: int) -> bytes:
+    return b"".join(frame.packed(content, width))
+
+
+def encode_delta(content: bytes, base: bytes, digest: str, depth: int, width: int) -> bytes:
+    return b"".join(frame.delta(content, base, digest, depth, width))
+
+
 # -- raw access
 
 

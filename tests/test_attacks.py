@@ -20,12 +20,13 @@ from castore.check import check
 from castore.commit import Committer, Options, _Blob, _File
 from castore.digest import digest_of
 from castore.errors import BackendError, CastoreError, FormatError, InvalidInputError
-from castore.frame import Parts, encode_raw
+from castore.frame import Parts
 from castore.objects import ObjectStore, object_name
 from castore.snapshot import Snapshot, name_of
 from castore.source import DEEPEST, DiskFile, MemoryFile, scan
 from castore.tree import File, Slice
 from castore.walk import Walker
+from tests.helpers import encode_raw
 
 BLOB = b"x" * 1000
 DIGEST = digest_of(BLOB)

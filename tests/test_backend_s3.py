@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
+import os
 import pickle
 import secrets
 import subprocess
 import sys
 import threading
 import time
+import warnings
+import weakref
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -18,6 +22,7 @@ import pytest
 
 from castore.backend import Backend, ExpiredError, UnansweredError
 from castore.backends import open_backend
+from castore.backends._s3_client import _shared, client_for
 from castore.errors import AlreadyExistsError, BackendError, ObjectNotFoundError
 from castore.testing.s3server import S3Server, free_ports
 
@@ -201,6 +206,7 @@ def test_a_forked_child_ends_quietly(s3_url: str, s3_env: dict[str, str]) -> Non
     code = f"""
 import os, sys, time
 from castore.backends import open_backend
+from castore.backends._s3_client import _shared, client_for
 backend = open_backend({s3_url!r})
 backend.create("a", b"1")
 pid = os.fork()
@@ -329,3 +335,34 @@ def test_a_wrong_clock_here_does_not_move_the_end(
 def test_bounds_of_replace_on_a_missing_name(backend: Backend) -> None:
     with pytest.raises(AlreadyExistsError):
         backend.replace("a", b"1", '"0123456789abcdef0123456789abcdef"')
+
+
+def test_backends_that_are_alive_at_once_share_a_client(
+    s3_url: str, s3_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening a root makes several; equal options in another environment are another client."""
+    first = open_backend(s3_url, s3_options)
+    second = open_backend(f"{s3_url}/below", s3_options)
+    first.create("a", b"1")
+    assert [s.name for s in second.list("")] == []
+    client = weakref.ref(client_for(s3_options))
+    assert client() is not None and client() is client_for(s3_options)
+    monkeypatch.setenv("AWS_REGION", "elsewhere-1")
+    other = client_for(s3_options)
+    assert other is not client()
+    secrets = [str(v) for v in s3_options.values()]
+    assert not any(s in key for key in _shared for s in secrets)
+    monkeypatch.undo()
+    del first, second
+    gc.collect()
+    assert client() is None
+
+
+def test_a_forked_child_has_a_client_of_its_own(s3_options: dict[str, Any]) -> None:
+    here = client_for(s3_options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if client_for(s3_options) is not here else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -27,6 +27,7 @@ from tests.helpers import (
     checked,
     contents,
     draft,
+    encode_raw,
     flip,
     flip_object,
     headers,
@@ -178,7 +179,7 @@ def test_a_wrong_object_under_a_name(kind: str, other: bytes, tmp_path: Path) ->
     repository = new_repository(kind, tmp_path)
     names = fill(repository)
     [digest] = blobs(repository, names[2], "own")
-    overwrite(repository, object_name(digest), frame.encode_raw(other))
+    overwrite(repository, object_name(digest), encode_raw(other))
     [found] = problems(repository)
     assert (found.kind, found.object) == ("corrupt", digest)
     assert digest_of(other) in found.detail
@@ -295,7 +296,7 @@ def test_a_malformed_tree(kind: str, how: str, tmp_path: Path) -> None:
         ).encode(),
         "untrue": document.encode("tree", {"entries": {"../x": {"type": "folder"}}}),
     }[how]
-    repository.store.create_many([(digest_of(data), frame.encode_raw(data))])
+    repository.store.create_many([(digest_of(data), encode_raw(data))])
     name = published(repository, Snapshot(digest_of(data), 5, "a").encode())
     [found] = problems(repository)
     assert (found.kind, found.object) == ("malformed", digest_of(data))
@@ -336,7 +337,7 @@ def test_layout(kind: str, how: str, tmp_path: Path) -> None:
     assert isinstance(entry, File)
     if how == "sha256":
         data = build_tree({**tree.entries, "own": replace(entry, sha256="0" * 64)}).encode()
-        repository.store.create_many([(digest_of(data), frame.encode_raw(data))])
+        repository.store.create_many([(digest_of(data), encode_raw(data))])
         name = published(repository, Snapshot(digest_of(data), 5, "a").encode())
         expected = Problem("layout", "own", "", ((str(name), "own"),))
     else:

@@ -17,7 +17,7 @@ from castore.digest import digest_of
 from castore.encode import Base, encode
 from castore.errors import CastoreError, CorruptObjectError, FormatError
 from castore.objects import open_frame
-from tests.helpers import drift, noise, weights
+from tests.helpers import drift, encode_delta, encode_packed, encode_raw, noise, weights
 
 QUICK = settings(max_examples=40, deadline=None)
 ROOM = 320
@@ -44,10 +44,10 @@ def small_frames() -> dict[str, tuple[bytes, bytes, bytes | None]]:
     """Name: frame, content, base content."""
     base, new = bytes(range(48)) * 4, bytes(range(1, 49)) * 4
     return {
-        "raw": (frame.encode_raw(noise(40)), noise(40), None),
-        "empty": (frame.encode_raw(b""), b"", None),
-        "packed": (frame.encode_packed(bytes(400), 4), bytes(400), None),
-        "delta": (frame.encode_delta(new, base, digest_of(base), 0, 2), new, base),
+        "raw": (encode_raw(noise(40)), noise(40), None),
+        "empty": (encode_raw(b""), b"", None),
+        "packed": (encode_packed(bytes(400), 4), bytes(400), None),
+        "delta": (encode_delta(new, base, digest_of(base), 0, 2), new, base),
     }
 
 
@@ -56,7 +56,7 @@ def small_frames() -> dict[str, tuple[bytes, bytes, bytes | None]]:
 @QUICK
 def test_raw_and_packed_come_back(width: int, data: some.DataObject) -> None:
     content = data.draw(some.binary(max_size=ROOM))
-    for made in (frame.encode_raw(content, width), frame.encode_packed(content, width)):
+    for made in (encode_raw(content, width), encode_packed(content, width)):
         found = frame.parse_header(made)
         assert found.content_length == len(content)
         assert found.frame_length == len(made)
@@ -71,7 +71,7 @@ def test_deltas_come_back(width: int, data: some.DataObject) -> None:
     n = width * data.draw(some.integers(1, ROOM // width))
     content = data.draw(some.binary(min_size=n, max_size=n))
     base = data.draw(some.binary(min_size=n, max_size=n))
-    made = frame.encode_delta(content, base, "ab" * 32, 3, width)
+    made = encode_delta(content, base, "ab" * 32, 3, width)
     found = frame.parse_header(made)
     assert (found.codec, found.depth, found.base) == (frame.DELTA, 4, "ab" * 32)
     assert bytes(frame.decode(made, base)) == content
@@ -80,7 +80,7 @@ def test_deltas_come_back(width: int, data: some.DataObject) -> None:
 @pytest.mark.parametrize("width", frame.WIDTHS)
 def test_compressible_content_is_packed_at_each_width(width: int) -> None:
     content = np.arange(4096, dtype=f"<u{width}").tobytes()
-    made = frame.encode_packed(content, width)
+    made = encode_packed(content, width)
     assert frame.parse_header(made).codec == frame.PACKED
     assert len(made) < len(content)
     assert bytes(frame.decode(made)) == content
@@ -110,7 +110,7 @@ def test_zigzag_wraps_at_the_extremes(width: int, steps: int) -> None:
     for a, b, found in zip(new.tolist()[:36], base.tolist()[:36], z.tolist()[:36], strict=True):
         step = (a - b + half) % (1 << 8 * width) - half
         assert found == (2 * step if step >= 0 else -2 * step - 1)
-    made = frame.encode_delta(new.tobytes(), base.tobytes(), "cd" * 32, 0, width)
+    made = encode_delta(new.tobytes(), base.tobytes(), "cd" * 32, 0, width)
     assert bytes(frame.decode(made, base.tobytes())) == new.tobytes()
 
 
@@ -138,7 +138,7 @@ def test_any_cut_or_grown_frame_is_detected(kind: str) -> None:
 
 
 def test_a_payload_with_a_right_checksum_and_wrong_content_is_detected() -> None:
-    made = frame.encode_raw(b"another content")
+    made = encode_raw(b"another content")
     with pytest.raises(CorruptObjectError, match="its content has the digest") as caught:
         open_frame(made, digest_of(b"the content"), None)
     assert caught.value.expected == digest_of(b"the content")
@@ -248,8 +248,8 @@ def test_one_input_gives_one_frame_on_any_thread() -> None:
 
     def make(_: int) -> tuple[bytes, bytes]:
         return (
-            frame.encode_packed(content, 4),
-            frame.encode_delta(content, base, digest_of(base), 0, 4),
+            encode_packed(content, 4),
+            encode_delta(content, base, digest_of(base), 0, 4),
         )
 
     here = make(0)

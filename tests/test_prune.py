@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from castore import frame
 from castore.digest import digest_of
 from castore.errors import (
     BackendError,
@@ -33,6 +32,7 @@ from tests.helpers import (
     clocked,
     contents,
     draft,
+    encode_raw,
     flip,
     flip_object,
     headers,
@@ -237,7 +237,7 @@ def test_gc1_nothing_is_deleted_beside_a_snapshot_that_cannot_be_read(
         data = bytes(repository.store.read(commit.snapshot.tree)).replace(
             b'"format":1', b'"format":2'
         )
-        repository.store.create_many([(digest_of(data), frame.encode_raw(data))])
+        repository.store.create_many([(digest_of(data), encode_raw(data))])
         body = Snapshot(digest_of(data), commit.name.time, "main").encode()
         path = name_of(body, "main", "snapshot", commit.name.time).path
         if forgotten:

@@ -16,7 +16,16 @@ from castore.digest import digest_of
 from castore.objects import object_name
 from castore.repository import Repository
 from castore.tree import Tree
-from tests.helpers import blobs, draft, flip_object, headers, noise, series
+from tests.helpers import (
+    blobs,
+    draft,
+    encode_delta,
+    encode_packed,
+    flip_object,
+    headers,
+    noise,
+    series,
+)
 
 SCRIPT = Path(__file__).parent.parent / "docs" / "read_object.py"
 
@@ -62,9 +71,9 @@ def test_it_undoes_differences_of_each_width(width: int, repository: Repository)
     rng = np.random.default_rng(width)
     ends = np.array([0, 1, (1 << 8 * width) - 1, 1 << 8 * width - 1], f"<u{width}")
     old, new = rng.choice(ends, 500).tobytes(), rng.choice(ends, 500).tobytes()
-    delta = frame.encode_delta(new, old, digest_of(old), 0, width)
+    delta = encode_delta(new, old, digest_of(old), 0, width)
     repository.store.create_many(
-        [(digest_of(old), frame.encode_packed(old, width)), (digest_of(new), delta)]
+        [(digest_of(old), encode_packed(old, width)), (digest_of(new), delta)]
     )
     assert run(repository, digest_of(new)).stdout == new
 

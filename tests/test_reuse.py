@@ -15,7 +15,6 @@ from castore import (
     MemoryFile,
     ObjectNotFoundError,
     Repository,
-    frame,
 )
 from castore.check import check
 from castore.digest import digest_of
@@ -25,6 +24,7 @@ from tests.helpers import (
     contents,
     draft,
     drift,
+    encode_raw,
     headers,
     new_repository,
     safetensors,
@@ -124,7 +124,7 @@ def test_reading_through_a_chain_hashes_once_and_names_what_is_wrong(tmp_path: P
     base = found[deepest].base
     path = tmp_path / "store" / object_name(base)
     wrong = found[base]
-    other = frame.encode_raw(bytes(wrong.content_length), wrong.width)
+    other = encode_raw(bytes(wrong.content_length), wrong.width)
     path.chmod(0o644)
     path.write_bytes(other)
     with pytest.raises(CorruptObjectError, match=base):

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from castore.backend import ExpiredError
+from castore.digest import digest_of
 from castore.errors import BackendError
 
 T = TypeVar("T")
@@ -110,7 +111,8 @@ def client_for(options: dict[str, Any]) -> S3Client:
     One client serves all backends that are alive with equal options in an equal environment.
     """
     environment = sorted((k, v) for k, v in os.environ.items() if k.startswith("AWS_"))
-    key = f"{os.getpid()} {sorted(options.items())!r} {environment!r}"
+    # A digest, since both may hold secrets.
+    key = digest_of(f"{os.getpid()} {sorted(options.items())!r} {environment!r}".encode())
     client = _shared.get(key)
     if client is None:
         client = _shared[key] = S3Client(options)

@@ -90,8 +90,7 @@ def _digest(state: State, component: layout.Component) -> str:
 def belongs(path: str, component: layout.Component) -> bool:
     """Whether a file of a state's tree is of this component."""
     own = {CONFIG: "hp", ARCHITECTURE: "model"}
-    folders = {"HP": "hp", "models": "model", "data": "data"}
-    return (own.get(path) or folders.get(path.partition("/")[0])) == component
+    return (own.get(path) or layout.component_of(path)) == component
 
 
 def _config(content: Content, label: str) -> Documents:

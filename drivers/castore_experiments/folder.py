@@ -16,7 +16,7 @@ from castore_experiments.documents import read_object
 from castore_experiments.files import Files
 from castore_experiments.manifest import Manifest, parse, parse_time
 from castore_experiments.resume import read_config, read_data
-from castore_experiments.states import COMPONENTS, Digests, State, Weights
+from castore_experiments.states import Digests, State, Weights
 
 _TRIES, _PAUSE = 5, 0.2  # of reading the manifest, and seconds between
 
@@ -140,7 +140,7 @@ class FolderRecords:
         known = ours.get("digests", {})
         labels = layout.split(hash)
         found = [_digest(known.get(c), getattr(labels, c)) for c in layout.COMPONENTS]
-        digests = [self._whole(hash, c, d) for c, d in zip(COMPONENTS, found, strict=True)]
+        digests = [self._whole(hash, c, d) for c, d in zip(layout.COMPONENTS, found, strict=True)]
         init = ours.get("init_step", self._init_step(hash))
         return State(
             hash,

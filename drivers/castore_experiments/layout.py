@@ -20,8 +20,6 @@ OWN = ".castore"
 ROOT = ".castore/root.json"
 PENDING = ".castore/pending.json"
 FOREIGN_STATE = ".checkpoint_manager_state.json"
-FOLDERS = ("models", "HP", "data", "loggers")
-"""The folders below ``checkpoints/``."""
 
 NO_SEGMENT = "00000000"
 """The label of a component that there is none of."""
@@ -43,6 +41,7 @@ Kind: TypeAlias = Literal[
 ]
 """What a document is; ``data_rows`` is the JSON that stands in for a parquet file."""
 
+_COMPONENT_OF: dict[str, Component] = {"HP": "hp", "models": "model", "data": "data"}
 _LABEL = re.compile(r"[0-9a-f]{8}")
 _HASH = re.compile(r"[0-9a-f]{24}")
 _WEIGHTS = re.compile(r"([0-9a-f]{24}|[0-9a-f]{8})_step_([0-9]{1,19})\.pt")
@@ -161,6 +160,11 @@ def architecture_path(model: str) -> str:
 def architecture_ref_path(model: str) -> str:
     """``models/<MODEL>/<MODEL>_architecture_ref.json``."""
     return _path("models", model, "_architecture_ref.json")
+
+
+def component_of(path: str) -> Component | None:
+    """Whose folder a path below ``checkpoints/`` lies in; None for any other folder."""
+    return _COMPONENT_OF.get(path.partition("/")[0])
 
 
 def in_root(path: str) -> str:

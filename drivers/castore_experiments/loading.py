@@ -90,8 +90,11 @@ class Loading(Catalog):
         exp_hash : str
         force : bool
             Also components that are current already.
-        load_model, load_weights, load_config, load_data : bool
+        load_weights, load_config, load_data : bool
             Which components.
+        load_model : bool
+            As public code passes it. The watched model stays the object it is, so a pickled one is
+            not read here: `load_checkpoint` gives that.
         load_logger : bool
             Whether curves go on from the loaded step; else they begin anew.
         target_step : int, optional
@@ -130,13 +133,18 @@ class Loading(Catalog):
         return True
 
     def load_latest_checkpoint(
-        self, model: Any = None, exp_hash: str | None = None, **more: Any
+        self, model: Any = None, exp_hash: str | None = None, target_step: int | None = None
     ) -> dict[str, Any] | None:
-        """The last saved weight file of a hash (the current one) as a mapping; None if none."""
+        """The weight file of a hash (the current one) as a mapping, loaded into ``model`` if given.
+
+        The last saved, or the one nearest to ``target_step``; None if there is none. Raises as
+        `load_checkpoint`.
+        """
         hash = exp_hash or self.current_exp_hash
         if hash is None:
             return None
-        found: dict[str, Any] | None = self.load_checkpoint(hash, **more)["weights"]
+        read = self.load_checkpoint(hash, False, load_data=False, target_step=target_step)
+        found: dict[str, Any] | None = read["weights"]
         if found is not None and model is not None:
             model.load_state_dict(found["model_state_dict"])
         return found

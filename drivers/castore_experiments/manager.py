@@ -293,8 +293,9 @@ class CheckpointManager(Naming):
     def save_model_architecture(self, model: Any = None) -> Place | None:
         """Where the pickled architecture of the current model stands.
 
-        It is written with a state, when ``dump_model_architecture`` is on, and never again. None
-        if the current hash has none.
+        It is written with a state, when ``dump_model_architecture`` is on, and never again: a
+        ``model`` given here, as public code does, is not written. None if the current hash has
+        none.
         """
         return self._document("model", layout.architecture_path)
 

@@ -24,8 +24,8 @@ from castore import (
     SnapshotNotFoundError,
     Tree,
 )
-from castore_experiments.layout import weights_path
-from castore_experiments.states import COMPONENTS, Digests, State, Weights, state_of
+from castore_experiments.layout import COMPONENTS, component_of, weights_path
+from castore_experiments.states import Digests, State, Weights, state_of
 
 _TREES = 64  # trees kept in memory
 
@@ -148,15 +148,14 @@ class Records:
 
     def with_label(self, component: str, label: str) -> Iterator[str]:
         """The hashes whose segment ``component`` is ``label``, the first written first."""
-        at = {"hp": 0, "model": 8, "data": 16}[component]
+        at = 8 * COMPONENTS.index(component)
         found = (h for h, held in self._held.items() if held.states and h[at : at + 8] == label)
         return iter(sorted(found, key=self.created))
 
     def with_folder(self, path: str) -> Iterator[str]:
         """The hashes whose state may hold the document ``path``, by its segment's label."""
-        folder, label = path.split("/")[:2]
-        component = {"HP": "hp", "models": "model", "data": "data"}[folder]
-        return self.with_label(component, label)
+        component = component_of(path)
+        return iter(()) if component is None else self.with_label(component, path.split("/")[1])
 
     # -- weights
 

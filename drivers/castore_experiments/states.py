@@ -9,11 +9,10 @@ from numbers import Real
 from typing import Any, Protocol
 
 from castore import FormatError, InvalidInputError, SnapshotName
+from castore_experiments.layout import COMPONENTS
 
 MISSING = ""
 """The digest of a component that there is none of; its label is ``00000000``."""
-
-COMPONENTS = ("hp", "model", "data")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from castore_experiments.components import Content, Scheme
-from castore_experiments.states import COMPONENTS, Digests, State
+from castore_experiments.layout import COMPONENTS
+from castore_experiments.states import Digests, State
 from castore_experiments.versions import Owner, hash_of
 
 
@@ -84,7 +85,7 @@ class Tracker:
         """
         init_step = self.state.init_step if self.state else 0
         digests, init_step = self.rule.digests(content, self.digests, init_step, self.step)
-        changed = set(COMPONENTS) if force else digests.changed(self.digests)
+        changed: set[str] = {*COMPONENTS} if force else digests.changed(self.digests)
         if not changed and self.state is not None:
             return Update(self.state.hash, False, set())
         owner, known = look_up()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from castore import IntegrityError
-from castore_experiments.layout import NO_SEGMENT
-from castore_experiments.states import COMPONENTS, MISSING, Archive, Digests, same
+from castore_experiments.layout import COMPONENTS, NO_SEGMENT
+from castore_experiments.states import MISSING, Archive, Digests, same
 
 Owner = Callable[[str, str], str | None]
 """Component and label to the full digest that has it, or None."""

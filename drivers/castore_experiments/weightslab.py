@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
     from castore_experiments.samples import DataState
 
-NO_COMPONENT = "00000000"
-"""The label of a component that is not there."""
-
 _KEPT_OUT = ("is_training", "pause_at_step", "experiment_name")
 _TRACKERS = ("train_dataset_tracker", "eval_dataset_tracker")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from castore import LayoutError
-from castore_pools.names import Cell, base_names, cell_of, collected_index, is_base, registry_task
+from castore_pools.names import Cell, cell_of, collected_index, is_base, registry_task
 from castore_pools.places import Place
 from castore_pools.registry import Record, read_registries
 
@@ -78,9 +78,3 @@ def _cell(cell: Cell, paths: list[str], bases: set[str], record: Record | None) 
             (configs if path.startswith("metadata/") else other).append(path)
     base = cell.base_path if cell.base_path in bases else None
     return CellFiles(cell, base, dict(sorted(pool.items())), tuple(configs), tuple(other), record)
-
-
-def cell_of_base(path: str, task: str) -> Cell:
-    """The cell that a base's path and a task name."""
-    dataset, arch, model_id = base_names(path)
-    return Cell(task, arch, dataset, model_id)

@@ -44,10 +44,6 @@ def checkpoint_folder(step: int) -> str:
     return f"{CHECKPOINTS}/{step_name(step)}"
 
 
-def state_folder(step: int) -> str:
-    return f"{STATE}/{step_name(step)}"
-
-
 def checkpoint_key(step: int) -> str:
     return f"receipt.{step_name(step)}"
 

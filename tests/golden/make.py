@@ -38,7 +38,7 @@ from castore.repository import Repository
 from castore.snapshot import Snapshot, SnapshotName, name_of
 from castore.source import Draft, MemoryFile
 from castore.tree import File, Folder, Link
-from tests.helpers import draft, drift, headers, noise, safetensors, weights
+from tests.helpers import draft, drift, encode_raw, headers, noise, safetensors, weights
 
 HERE = Path(__file__).parent
 GOLDEN, EXPECTED = HERE / "format-1", HERE / "expected.json"
@@ -188,7 +188,7 @@ def _published(where: str, tree: bytes, like: SnapshotName, format: int = 1) -> 
     document = Snapshot(digest_of(tree), time, like.namespace).encode()
     document = document.replace(b'"format":1', b'"format":%d' % format)
     name = name_of(document, like.namespace, "snapshot", time)
-    _overlay(where, {name.path: document, object_name(digest_of(tree)): frame.encode_raw(tree)})
+    _overlay(where, {name.path: document, object_name(digest_of(tree)): encode_raw(tree)})
     return name
 
 
