@@ -2,8 +2,9 @@
 
     python benchmarks/experiments_manager.py WORKDIR [--rounds 7] [--layers 22] [--width 1024]
 
-One process, one model with AdamW; each round trains a step, then measures all ways one after the
-other. ``block`` is how long ``save_model_checkpoint(wait=False)`` holds up the training loop.
+One process, one model with AdamW; each round fills the page cache (see ``local.py``), trains a
+step, then measures all ways one after the other. ``block`` is how long
+``save_model_checkpoint(wait=False)`` holds up the training loop.
 Prints seconds and CPU seconds of each round, medians, and medians of the ratios of each round.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from local import fill_cache
 
 from castore_experiments import CheckpointManager
 
@@ -72,6 +74,7 @@ class Bench:
         return result
 
     def round(self) -> None:
+        fill_cache(self.work, patience=10)
         self.train()
         self.timed("clone", lambda: clone(self.state()))
         self.timed("plain", self.plain)

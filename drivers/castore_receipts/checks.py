@@ -78,12 +78,9 @@ def finite(subject: Subject) -> Link:
 def policy_digest(subject: Subject) -> Link:
     """The digest of the adapter's arrays, where its rule is known."""
     name = "policy_digest"
-    missing = absent(subject, name, name)
-    if missing is not None:
-        return missing
-    arrays = _adapter_arrays(subject)
-    if subject.receipt.get("policy_digest_rule") != RULE or arrays is None:
-        return _unknown_rule(subject, name)
+    arrays = _arrays_for(subject, name)
+    if isinstance(arrays, Link):
+        return arrays
     tensors = subject.tensors()
     lost = [n for n in arrays if n not in tensors]
     if lost:
@@ -97,17 +94,25 @@ def policy_digest(subject: Subject) -> Link:
 def policy_array_bytes(subject: Subject) -> Link:
     """The numeric size of the adapter's arrays."""
     name = "policy_array_bytes"
+    arrays = _arrays_for(subject, name)
+    if isinstance(arrays, Link):
+        return arrays
+    tensors = subject.tensors()
+    found = sum(tensors[n].nbytes for n in arrays if n in tensors)
+    wanted = subject.receipt[name]
+    verdict = OK if found == wanted and type(wanted) is int else MISMATCH
+    return Link(name, verdict, f"computed {found}, the receipt says {wanted!r:.80}")
+
+
+def _arrays_for(subject: Subject, name: str) -> list[str] | Link:
+    """The arrays that the field ``name`` is about, or the link where those are not known."""
     missing = absent(subject, name, name)
     if missing is not None:
         return missing
     arrays = _adapter_arrays(subject)
     if subject.receipt.get("policy_digest_rule") != RULE or arrays is None:
         return _unknown_rule(subject, name)
-    tensors = subject.tensors()
-    found = sum(tensors[n].nbytes for n in arrays if n in tensors)
-    wanted = subject.receipt[name]
-    verdict = OK if found == wanted and type(wanted) is int else MISMATCH
-    return Link(name, verdict, f"computed {found}, the receipt says {wanted!r:.80}")
+    return arrays
 
 
 def _unknown_rule(subject: Subject, name: str) -> Link:
