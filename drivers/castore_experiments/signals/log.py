@@ -24,7 +24,7 @@ from castore_experiments.signals.ladder import Ladder
 from castore_experiments.signals.parquet import of_curve
 from castore_experiments.signals.publish import MERGE
 from castore_experiments.signals.rows import Block
-from castore_experiments.signals.run import Run
+from castore_experiments.signals.run import Run, within_second
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -299,7 +299,7 @@ class Log:
 
     def _now(self) -> int:
         """Microseconds by the store's clock, which all writers share; rises with each call."""
-        now = int(self._repository.backend.now() * 1_000_000)
+        now = int(within_second(self._repository.backend.now(), self._clock()) * 1_000_000)
         self._started = max(now, self._started + 1)
         return self._started
 

@@ -60,6 +60,18 @@ def newest(runs: Iterable[Run]) -> Run | None:
     return max(runs, key=lambda r: (r.started, *_order(r.id)), default=None)
 
 
+def within_second(store: float, local: float) -> float:
+    """The time by the store's clock, finer than it tells it; seconds since the epoch.
+
+    S3 tells whole seconds, so that runs of two roots which begin in one second would have no
+    order. A local clock that agrees with the store's to a second says where in the second it is;
+    another is not believed. Never outside of the second that the store told.
+    """
+    if not store.is_integer() or not -1 < local - store < 2:
+        return store
+    return min(max(local, store), store + 1 - 1e-6)
+
+
 def ancestry(run: str, runs: Mapping[str, Run]) -> dict[str, Share]:
     """What counts of each run on the way from ``run`` back to its first ancestor.
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from castore import FormatError
-from castore_experiments.signals.run import Run, Share, ancestry, newest
+from castore_experiments.signals.run import Run, Share, ancestry, newest, within_second
 
 
 def runs(*found: tuple[str, str | None, int | None]) -> dict[str, Run]:
@@ -56,3 +56,13 @@ def test_limits_never_rise_towards_ancestors(links: list[tuple[int, int]]) -> No
 def test_what_is_no_run(body: object) -> None:
     with pytest.raises(FormatError, match="here"):
         Run.from_json(body, "here")
+
+
+def test_a_clock_of_whole_seconds_is_read_finer_by_a_local_one_that_agrees() -> None:
+    """Two roots on S3 whose runs begin in one second have an order."""
+    assert within_second(100.0, 100.25) == 100.25
+    assert within_second(100.0, 101.5) < 101  # the answer was under way
+    assert within_second(100.0, 99.5) == 100.0
+    for wrong in (97.0, 102.5, 0.0, 1e12):
+        assert within_second(100.0, wrong) == 100.0
+    assert within_second(100.125, 100.9) == 100.125  # a disk's own clock
