@@ -26,13 +26,13 @@ LAYERS = [
     ["save"],
     ["repository"],
     ["driver", "reach"],
-    ["check", "copy", "prune", "usage"],
-    ["repair"],
+    ["check", "copy", "filesystem", "prune", "usage"],
+    ["repair", "zarr_view"],
     ["cli"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FREE = {"__init__", "testing"}  # the lazy front, and what tests import
-DRIVERS = {"castore_experiments", "castore_receipts", "castore_pools"}
+DRIVERS = {"castore_dcp", "castore_experiments", "castore_receipts", "castore_pools"}
 STORAGE = {"fsspec", "s3fs", "botocore", "aiobotocore", "boto3"}
 HEAVY = {
     *("aiobotocore", "botocore", "duckdb", "fsspec", "numcodecs", "numpy", "pandas", "rich"),
