@@ -7,15 +7,17 @@ A driver is a class with the shape of `Driver`, found through the entry-point gr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from os import PathLike
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from castore.errors import InvalidInputError
 from castore.repository import Repository
 from castore.snapshot import SnapshotName
 from castore.source import Draft, scan
+from castore.tree import File
 
 GROUP = "castore.drivers"
 
@@ -35,6 +37,40 @@ class Driver(Protocol):
 
     def verify(self, repository: Repository, snapshot: SnapshotName) -> Iterator[tuple[str, str]]:
         """Recompute what the layout promises; gives path and defect of each broken promise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One file of a layout that nobody has written.
+
+    Parameters
+    ----------
+    load : callable
+        Gives the content when it is asked for: a `File` of some tree of the repository, or bytes
+        that the driver makes.
+    time : int
+        When what it shows was committed, microseconds since the epoch.
+    mark : str
+        Where ``load`` makes bytes at some cost: what they follow from. For equal marks they are
+        made once.
+    """
+
+    load: Callable[[], File | bytes]
+    time: int
+    mark: str = ""
+
+
+@runtime_checkable
+class Viewer(Protocol):
+    """A driver that can also tell its layout without writing it; one need not."""
+
+    def view(self, repository: Repository, namespace: str) -> Mapping[str, Shown]:
+        """The files of a namespace's layout as of now, all of them, by path from its root.
+
+        No path may begin with an element that names a snapshot in ``castore://`` (``latest``, 4
+        to 16 characters of 0-9 and a-f, anything with a ``=``). Documents and trees are best
+        asked of ``repository`` each time: it keeps what cannot change. Asked anew at each look.
+        """
 
 
 class FolderDriver:
@@ -75,3 +111,9 @@ def find_driver(name: str) -> Driver:
     raise InvalidInputError(
         f"no driver {name!r} is installed; there are: {', '.join(driver_names())}"
     )
+
+
+def find_viewer(name: str) -> Viewer | None:
+    """The driver called ``name``, None where it is not installed or is no `Viewer`."""
+    driver = find_driver(name) if name in driver_names() else None
+    return driver if isinstance(driver, Viewer) else None

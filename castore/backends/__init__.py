@@ -8,7 +8,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from castore.backend import Backend
+from castore.backends._rules import without_secrets
 from castore.errors import BackendError, InvalidInputError
+
+__all__ = ["open_backend", "without_secrets"]
 
 _URL = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*|[A-Za-z0-9+.:-]*::[A-Za-z0-9+.-]+))://(.*)", re.S)
 

@@ -100,12 +100,12 @@ class LocalBackend:
 
     def folders(self, prefix: str) -> builtins.list[str]:
         children = self._children(check_name(prefix) if prefix else "")
-        return [
+        return sorted(
             c.name
             for c in children
             if c.is_dir(follow_symlinks=False)
             and next(self._walk(f"{prefix}/{c.name}".lstrip("/"), None), None) is not None
-        ]
+        )
 
     def now(self) -> float:
         return time.time()

@@ -299,13 +299,13 @@ class BackendTests:
         assert [s.name for s in backend.list("a")] == ["a/1"]
 
     def test_folders(self, backend: Backend) -> None:
-        for name in ("s/b/1", "s/a/x/2", "s/c-d/3", "s/file", "t/z"):
+        for name in ("s/b/1", "s/a/x/2", "s/a.b/4", "s/c-d/3", "s/file", "t/z"):
             backend.create(name, b"")
-        assert backend.folders("s") == ["a", "b", "c-d"]
+        assert backend.folders("s") == ["a", "a.b", "b", "c-d"]
         assert backend.folders("s/a") == ["x"]
         assert backend.folders("nothing") == []
         backend.delete("s/b/1")
-        assert backend.folders("s") == ["a", "c-d"]
+        assert backend.folders("s") == ["a", "a.b", "c-d"]
 
     # -- delete
 

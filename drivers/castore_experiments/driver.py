@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from castore import Draft, LayoutError, Repository, SnapshotName
+
+if TYPE_CHECKING:
+    from castore.driver import Shown
 
 _STATE = re.compile(r"[0-9a-f]{24}\.state")
 _WEIGHTS = re.compile(r"[0-9a-f]{24}\.step\.[0-9]+")
@@ -58,6 +62,12 @@ class ExperimentsDriver:
         for path, file in repository.tree(snapshot).files():
             if path not in OWN_FILES:
                 files.create(in_root(path), b"".join(repository.read_file(file)))
+
+    def view(self, repository: Repository, namespace: str) -> Mapping[str, Shown]:
+        """The whole root, as if everything were materialised: what ``castore://`` shows."""
+        from castore_experiments.shown import root_of
+
+        return root_of(repository, namespace)
 
     def verify(self, repository: Repository, snapshot: SnapshotName) -> Iterator[tuple[str, str]]:
         """Labels against digests, names against content, rows against what is said of them."""
