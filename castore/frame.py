@@ -40,6 +40,7 @@ from castore.errors import CorruptObjectError, FormatError
 
 HEADER_SIZE = 64
 MAX_CONTENT = 64 << 20
+MAX_FRAME = HEADER_SIZE + MAX_CONTENT + 1024
 MAX_DEPTH = 32
 RAW, PACKED, DELTA = 0, 1, 2
 CODECS = ("raw", "packed", "delta")

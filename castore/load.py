@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from castore.digest import digest_of
@@ -9,6 +10,8 @@ from castore.errors import CorruptObjectError
 from castore.objects import ObjectStore
 from castore.snapshot import Snapshot, SnapshotName
 from castore.tree import File, Tree
+
+_KEPT = 64 << 20  # bytes of a file's blobs: small things between its tensors share one
 
 
 def read_snapshot(data: bytes, name: SnapshotName) -> Snapshot:
@@ -34,21 +37,33 @@ def read_file(
 ) -> Iterator[bytes]:
     """Bytes ``[start, stop)`` of a file, slice by slice; only the blobs it touches are read.
 
-    A blob that several slices share, one after another, is read once.
+    A blob that several slices share is read once, unless `_KEPT` bytes of others came between.
     """
     stop = file.size if stop is None else min(stop, file.size)
     at = 0
-    blob, content = "", memoryview(b"")
+    kept: OrderedDict[str, memoryview] = OrderedDict()
     for s in file.slices:
         a, b = max(start, at), min(stop, at + s.length)
         if a < b:
-            if s.blob != blob:
-                blob, content = s.blob, memoryview(store.read(s.blob))
+            content = _content(store, s.blob, kept)
             if s.offset + s.length > len(content):
                 raise CorruptObjectError(
-                    f"object {blob} has {len(content)} bytes, the tree wants"
+                    f"object {s.blob} has {len(content)} bytes, the tree wants"
                     f" {s.offset + s.length}: the tree is damaged",
-                    name=blob,
+                    name=s.blob,
                 )
             yield bytes(content[s.offset + a - at : s.offset + b - at])
         at += s.length
+
+
+def _content(store: ObjectStore, blob: str, kept: OrderedDict[str, memoryview]) -> memoryview:
+    """A blob's content, from ``kept`` where it is; what was used longest ago makes room."""
+    content = kept.get(blob)
+    if content is None:
+        content = memoryview(store.read(blob))
+        room = _KEPT - len(content)
+        while kept and sum(map(len, kept.values())) > room:
+            kept.popitem(last=False)
+        kept[blob] = content
+    kept.move_to_end(blob)
+    return content

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
 from typing import Any, TypeAlias
 
 from castore import document
@@ -17,6 +18,7 @@ from castore.digest import is_digest
 from castore.errors import FormatError, InvalidInputError
 
 MAX_PATH, MAX_ELEMENT = 4096, 255
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")  # Unicode's category Cc is these
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -109,21 +111,28 @@ class Tree:
 
 def build_tree(entries: Mapping[str, Entry]) -> Tree:
     """A tree of ``entries``, sorted, after all their names were checked (`InvalidInputError`)."""
-    folded: dict[str, str] = {}
-    for path in entries:
-        check_path(path)
-        parts = path.split("/")
-        for i in range(1, len(parts) + 1):
-            here = "/".join(parts[:i])
-            other = folded.setdefault(_fold(here), here)
-            if other != here:
-                raise InvalidInputError(
-                    f"{here!r} and {other!r} are one name on file systems that ignore case or"
-                    " normalise Unicode: rename one"
-                )
-            if i < len(parts) and here in entries:
-                raise InvalidInputError(f"{here!r} is both an entry and the folder of {path!r}")
+    # As sorted here, names that share a folded folder stand together, and an entry right before
+    # what lies below it: comparing neighbours is enough, and costs no more than their lengths.
+    folded = sorted((_fold(check_path(p)).replace("/", "\0"), p) for p in entries)
+    for (fold, path), (next_fold, next_path) in pairwise(folded):
+        parts, others = path.split("/"), next_path.split("/")
+        if parts[:-1] == others[:-1] and fold != next_fold:
+            continue  # two names in one folder: by far the most
+        shared = _shared(fold.split("\0"), next_fold.split("\0"))
+        if parts[:shared] != others[:shared]:
+            here, other = ("/".join(p[:shared]) for p in (parts, others))
+            raise InvalidInputError(
+                f"{here!r} and {other!r} are one name on file systems that ignore case or"
+                " normalise Unicode: rename one"
+            )
+        if shared == len(parts):
+            raise InvalidInputError(f"{path!r} is both an entry and the folder of {next_path!r}")
     return Tree({p: entries[p] for p in sorted(entries)})
+
+
+def _shared(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many elements two paths have in common from their first."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def check_path(path: str) -> str:
@@ -140,17 +149,19 @@ def check_path(path: str) -> str:
         raise bad("a path in a tree is relative and not empty")
     if len(raw) > MAX_PATH:
         raise bad(f"{len(raw)} bytes, at most {MAX_PATH}")
+    if _CONTROL.search(path):
+        raise bad("it has a control character or a backslash")
     for part in path.split("/"):
         if part in ("", ".", ".."):
             raise bad("it has an empty, '.' or '..' element")
         if len(part.encode()) > MAX_ELEMENT:
             raise bad(f"an element has over {MAX_ELEMENT} bytes")
-        if "\\" in part or any(unicodedata.category(c) == "Cc" for c in part):
-            raise bad("it has a control character or a backslash")
     return path
 
 
 def _fold(path: str) -> str:
+    if path.isascii():
+        return path.lower()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 

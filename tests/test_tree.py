@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+import unicodedata
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from castore import document
@@ -130,6 +132,8 @@ def test_se2_a_path_that_could_leave_its_folder_or_break_a_terminal_is_refused(p
         "%2e%2e/x",
         "a#?;*[1]",
         "C:x",
+        "CON",
+        "nul.txt",
         "ü/ß",
         "x" * 255,
         "\u202e",
@@ -248,3 +252,40 @@ def test_below_gives_a_folder_or_one_entry() -> None:
     assert not tree.below("x").entries
     assert tree.blobs() == [A, B]
     assert tree.size == 10
+
+
+def test_a_long_path_costs_no_more_than_its_length() -> None:
+    """Each folder on the way was remembered under its whole path: a thousand times the input."""
+    deep = "/".join(["d"] * 2000)
+    data = document.encode(
+        "tree", {"entries": {f"{chr(0x4E00 + i)}/{deep}": {"type": "folder"} for i in range(50)}}
+    )
+    tracemalloc.start()
+    try:
+        assert len(Tree.decode(data).entries) == 50
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(data)
+    finally:
+        tracemalloc.stop()
+
+
+_ELEMENTS = some.text("aAéE\u0301ßsΣς!.-K\u212a", min_size=1, max_size=2)
+
+
+@given(some.lists(some.lists(_ELEMENTS, min_size=1, max_size=3).map("/".join), max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_one_name_is_told_as_by_comparing_each_with_each(paths: list[str]) -> None:
+    """The rule, spelled out: no two folders or entries of one folded name, no entry a folder."""
+    names = dict.fromkeys(p for p in paths if not {"", ".", ".."} & {*p.split("/")})
+    spelled: dict[str, set[str]] = {}
+    for path in names:
+        for i in range(1, path.count("/") + 2):
+            here = "/".join(path.split("/")[:i])
+            fold = unicodedata.normalize("NFC", unicodedata.normalize("NFC", here).casefold())
+            spelled.setdefault(fold, set()).add(here)
+    clash = any(len(s) > 1 for s in spelled.values())
+    below = any(other.startswith(path + "/") for path in names for other in names)
+    if clash or below:
+        with pytest.raises(InvalidInputError):
+            build_tree(dict.fromkeys(names, EMPTY))
+    else:
+        assert list(build_tree(dict.fromkeys(names, EMPTY)).entries) == sorted(names)

@@ -44,7 +44,8 @@ def _settled(records: Records, exhibit: Exhibit, state: State, options: Options)
         return state
     new = replace(state, hash=hash)
     try:
-        _move(records, exhibit, state, new, options)
+        with exhibit.following(state.hash, hash):
+            _move(records, exhibit, state, new, options)
     except SnapshotNotFoundError:  # forgotten: another process has moved all of it
         records.refresh()
     return new
@@ -68,9 +69,11 @@ def _commit_again(records: Records, weights: Weights, new: State, options: Optio
     """The weight file under the new hash, which stands in it too."""
     import torch
 
+    from castore_experiments.weightfile import load
+
     assert weights.snapshot is not None
     data = records.repository.read(weights.snapshot, weights.path)
-    body = torch.load(io.BytesIO(data), weights_only=True)
+    body = load(data, weights.path)
     out = io.BytesIO()
     torch.save({**body, "exp_hash": new.hash}, out)
     facts = records.facts(weights.snapshot)
@@ -108,9 +111,11 @@ def _relabelled(
 
 
 def _forget(records: Records, exhibit: Exhibit, old: State, gone: list[SnapshotName]) -> None:
-    shown = [(p, f) for n in gone for p, f in records.files(n).items() if p not in OWN_FILES]
     for name in gone:
+        for path, file in records.files(name).items():
+            if path not in OWN_FILES:
+                exhibit.will_go(path, file)
         records.repository.forget(name)
         records.drop(name)
-    exhibit.withdraw(shown)
+    exhibit.withdraw()
     exhibit.note_withdrawn(old.hash)

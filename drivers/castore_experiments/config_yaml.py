@@ -24,6 +24,9 @@ from castore import FormatError, InvalidInputError
 from castore_experiments.plain import MAX_DEPTH, MAX_VALUES, normal, number_of
 
 MAX_BYTES = 16 << 20
+MAX_NUMBER = 4300
+"""Characters of a number: as many as Python takes in base ten."""
+_BASE_60 = re.compile("[-+._0-9]+:[-+._:0-9]+")
 _TAGS = ("bool", "binary", "float", "int", "map", "null", "seq", "set", "str", "timestamp")
 _PREFIX = "tag:yaml.org,2002:"
 
@@ -230,18 +233,21 @@ _Loader.add_constructor(_PREFIX + "str", _construct_text)
 
 def _check(data: bytes, where: str) -> None:
     """Refuse what would be foreign, too deep or too large, before anything is built from it."""
-    count = 0
+    count = documents = 0
     open_: list[tuple[str | None, int]] = []
     weights: dict[str, int] = {}
     for event in yaml.parse(data, Loader=_Safe):
         line = f"{where}: line {event.start_mark.line + 1 if event.start_mark else '?'}"
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        if documents > 1:
+            raise FormatError(f"{line}: expected a single document, found another")
         if isinstance(event, yaml.AliasEvent):
             if any(event.anchor == anchor for anchor, _ in open_):
                 raise FormatError(f"{line}: *{event.anchor} holds itself")
             count += weights.get(event.anchor or "", 0)
         elif isinstance(event, yaml.NodeEvent):
             count += 1
-            _check_tag(event, line)
+            _check_scalar(event, line)
             if isinstance(event, yaml.CollectionStartEvent):
                 open_.append((event.anchor, count))
             elif event.anchor:
@@ -257,8 +263,11 @@ def _check(data: bytes, where: str) -> None:
             )
 
 
-def _check_tag(event: Any, line: str) -> None:
-    tag = event.tag
+def _check_scalar(event: Any, line: str) -> None:
+    tag, text = event.tag, getattr(event, "value", "")
+    # One in base 60 takes time that grows with the square of its length.
+    if len(text) > MAX_NUMBER and (tag or event.implicit[0]) and _BASE_60.fullmatch(text):
+        raise FormatError(f"{line}: a number of {len(text)} characters, at most {MAX_NUMBER}")
     if tag and tag != "!" and tag.removeprefix(_PREFIX) not in _TAGS:
         raise FormatError(f"{line}: tag {tag!r} is not plain YAML: write the value without it")
 

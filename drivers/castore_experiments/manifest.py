@@ -30,6 +30,7 @@ _KEYS = {
     *("latest_weight_step", "experiment_name", "notes", "castore"),
 }
 _NO_JSON = re.compile("\\\\(?:/|u[dD][89a-fA-F])|[\x7f-\x9f\u2028\u2029\ufeff]")
+_BARE = re.compile("[0-9a-z]*")
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -204,7 +205,7 @@ def _own(data: bytes) -> dict[Any, Any] | None:
         for block in body[:end].removesuffix("\n").split('\n  "') if end else ():
             hash, _, lines = block.removeprefix('  "').partition('":\n')
             entries[hash] = _lines(lines, "    ")
-        if len(entries) != body[:end].count('":\n'):
+        if len(entries) != body[:end].count('":\n') or not all(map(_BARE.fullmatch, entries)):
             return None
         return {"experiments": entries, **_lines(body[end:].removesuffix("\n"), "")}
     except (ValueError, RecursionError, StopIteration):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from castore import FormatError, InvalidInputError
 
 _DEEPEST = 50
+_DTYPE = re.compile("[<>|=]?[biuf][0-9]{1,2}")
 
 
 def pack(value: Any, path: str = "state") -> Any:
@@ -85,7 +87,7 @@ def unpack(value: Any) -> Any:
     if len(value) == 1 and (mark := next(iter(value))).startswith("$"):
         try:
             return _MARKS[mark](value[mark])
-        except (KeyError, ValueError, TypeError) as e:
+        except (KeyError, ValueError, TypeError, OverflowError) as e:
             raise FormatError(f"packed state: {mark} holds no value of that kind") from e
     return {k: unpack(v) for k, v in value.items()}
 
@@ -94,7 +96,7 @@ def _numpy(parts: Any) -> Any:
     import numpy as np
 
     kind, shape, text = parts
-    if np.dtype(kind).kind not in "biuf":
+    if not _DTYPE.fullmatch(kind):  # NumPy would evaluate other texts
         raise ValueError(kind)
     return np.frombuffer(base64.b64decode(text), dtype=kind).reshape(shape).copy()
 

@@ -13,6 +13,8 @@ from typing import IO, Any, cast
 import torch
 
 from castore import FormatError, InvalidInputError, UntrustedPickleError
+from castore_experiments import allocations
+from castore_experiments.schedulers import other_scheduler
 
 _PICKLE = 64 << 20
 _TRACKING = "weightslab.components.tracking.TrackingMode"
@@ -59,6 +61,13 @@ class ViewFile(io.RawIOBase):
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
         self._at = max(0, start + offset)
         return self._at
+
+    def read(self, size: int = -1, /) -> bytes:
+        """As `RawIOBase.read`, which makes room for ``size`` bytes before it looks for them."""
+        left = max(0, len(self._data) - self._at)
+        part = bytes(self._data[self._at :][: left if size < 0 else min(size, left)])
+        self._at += len(part)
+        return part
 
     def readinto(self, target: Any) -> int:
         part = self._data[self._at : self._at + len(target)]
@@ -140,7 +149,9 @@ def load(data: bytes | memoryview, where: str) -> Any:
             f"{where}: holds more than tensors and plain values ({_reason(e)}); opening it could"
             " run code, so it is not opened. Ask its writer for a plain state_dict"
         ) from e
-    except (RuntimeError, EOFError, ValueError, KeyError, IndexError, TypeError, OSError) as e:
+    except FormatError:
+        raise
+    except Exception as e:  # its reader raises whatever a hostile pickle makes of its stack
         raise FormatError(f"{where}: damaged or no torch file: {_reason(e)}") from e
 
 
@@ -152,15 +163,29 @@ def _reason(error: Exception) -> str:
 
 
 def _known_names(data: bytes | memoryview, where: str) -> AbstractContextManager[None]:
-    """Lets the public tool's one enumeration be read, as its text, without that tool."""
+    """Lets the public tool's one enumeration be read, as its text, without that tool.
+
+    Looks at the archive first: torch never packs a member, and a packed one may be a thousand
+    times its size.
+    """
     try:
         with ViewFile(data) as file, zipfile.ZipFile(file) as z:
-            names = [n for n in z.namelist() if n.rpartition("/")[2] == "data.pkl"]
-            small = [n for n in names if z.getinfo(n).file_size <= _PICKLE]
-            foreign = any(b"weightslab.components.tracking" in z.read(n) for n in small)
+            packed = [i.filename for i in z.infolist() if i.compress_type != zipfile.ZIP_STORED]
+            if packed:
+                raise FormatError(f"{where}: member {packed[0][:80]!r} is compressed")
+            pickles = [z.read(i) for i in z.infolist() if _is_pickle(i)]
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, OSError) as e:
+        if isinstance(e, FormatError):
+            raise
         raise FormatError(f"{where}: damaged zip archive: {_reason(e)}") from e
+    for content in pickles:
+        allocations.check(content, where)
+    foreign = any(b"weightslab.components.tracking" in content for content in pickles)
     return _tracking_as_text() if foreign else nullcontext()
+
+
+def _is_pickle(member: zipfile.ZipInfo) -> bool:
+    return member.filename.rpartition("/")[2] == "data.pkl" and member.file_size <= _PICKLE
 
 
 def _as_text(value: Any) -> str:
@@ -213,6 +238,9 @@ def apply(
     unlike = other_kind(optimizer, file.optimizer_state)
     if unlike:
         raise InvalidInputError(f"the saved optimizer is of another kind: {unlike}")
+    unlike = other_scheduler(scheduler, file.scheduler_state)
+    if unlike:
+        raise InvalidInputError(f"the saved scheduler is of another kind: {unlike}")
     if model is not None and file.model_state is not None:
         _load_model(model, file.model_state, strict)
     if optimizer is not None and file.optimizer_state is not None:

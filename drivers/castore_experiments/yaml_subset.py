@@ -20,6 +20,9 @@ MAX_DEPTH = 24
 MAX_KEY = 1000
 """Characters of a key as written: YAML itself stops looking for the colon after 1024."""
 
+MAX_NUMBER = 4300
+"""Characters of a number: as many as Python takes in base ten."""
+
 _CONSTANTS = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **{w: True for base in ("yes", "true", "on") for w in (base, base.title(), base.upper())},
@@ -121,9 +124,14 @@ class _Composer:
 
 
 def _number(text: str) -> Any:
-    """YAML 1.1's own reading of what may be a number; a time, and what is none, stay text."""
+    """YAML 1.1's own reading of what may be a number; a time, and what is none, stay text.
+
+    So do over `MAX_NUMBER` characters: in base 60 the time grows with the square of their number.
+    """
     import yaml
 
+    if len(text) > MAX_NUMBER:
+        return text
     try:
         value = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, OverflowError):

@@ -181,11 +181,12 @@ def _modern(source: Source) -> BytesSource:
 
     import torch
 
+    data = io.BytesIO(source.read(0, source.size))
     try:
-        value = torch.load(io.BytesIO(source.read(0, source.size)), weights_only=True)
+        value = torch.load(data, weights_only=True)
     except pickle.UnpicklingError as e:
         raise UntrustedPickleError(f"{source.where}: {e}") from e
-    except (RuntimeError, ValueError, EOFError, KeyError, TypeError) as e:
+    except Exception as e:  # its reader raises whatever a hostile pickle makes of its stack
         raise FormatError(f"{source.where}: not a readable torch file: {e}") from e
     out = io.BytesIO()
     torch.save(value, out)

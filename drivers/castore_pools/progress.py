@@ -48,7 +48,7 @@ def read_progress(path: Path) -> Progress | None:
         return Progress(**torch.load(path, weights_only=True))
     except pickle.UnpicklingError as e:
         raise UntrustedPickleError(f"{path}: {e}") from e
-    except (TypeError, RuntimeError, ValueError, EOFError, KeyError) as e:
+    except Exception as e:  # torch's reader raises whatever a damaged pickle makes of its stack
         raise LayoutError(
             f"{path}: damaged ({e}): the collection cannot be resumed; move its folder away"
         ) from e

@@ -646,6 +646,16 @@ def test_se3_bombs() -> None:
         canonical.from_yaml(b"a: \xff\xfe")
 
 
+def test_se3_numbers_and_documents_that_take_long() -> None:
+    """SE3: base 60 takes the square of its length; each of many documents was read."""
+    with pytest.raises(FormatError, match="a number of 10001 characters"):
+        canonical.from_yaml(b"a: 1" + b":1" * 5000)
+    with pytest.raises(FormatError, match="line 2: expected a single document"):
+        canonical.from_yaml(b"---\n---\n" + b"!!python/none\n")
+    text = "1:1" * 5000
+    assert canonical.from_yaml(f"a: '{text}'\nb: 1:30\n".encode()) == {"a": text, "b": 90}
+
+
 def test_aliases_merges_and_standard_tags_are_read() -> None:
     text = "d: &d {x: 1, y: 2}\ne:\n  <<: *d\n  y: 3\nf: *d\n"
     text += "g: !!str 1\nh: !!binary YQ==\ni: !!set {q}\n"

@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,38 @@ def test_code_in_weights_of_a_repository_never_runs(tmp_path: Path) -> None:
             manager.load_state(hash, force=True)
         assert filled(manager.load_checkpoint(hash, target_step=1)) == 1.0
     assert not trace.exists()
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
+
+
+@pytest.mark.parametrize("where", ["manifest", "config"])
+@pytest.mark.parametrize("text", [BOMB, "a: " + "[" * 100_000, "a: 1" + ":1" * 100_000])
+def test_a_yaml_bomb_in_a_root_is_refused_in_little_memory(
+    tmp_path: Path, where: str, text: str
+) -> None:
+    """SE3: 'size/depth/alias limits', in a root that is opened and imported."""
+    root = tmp_path / "exp"
+    with opened(root, checkpoint_manager={"materialize": "all"}) as manager:
+        manager.watch(model=net(), hyperparameters={"lr": 1.0})
+        manager.save_model_checkpoint(step=1)
+        hash = manager.current_exp_hash or ""
+    shutil.rmtree(root / ".castore")
+    path = "manifest.yaml" if where == "manifest" else config_path(hash[:8])
+    (root / "checkpoints" / path).write_text(text)
+    tracemalloc.start()
+    try:
+        try:
+            with opened(root, Said()) as manager:
+                assert manager.get_all_hashes() in ([], [hash])
+                manager.load_checkpoint(hash, load_config=True)
+        except CastoreError:
+            pass
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 # -- verify

@@ -27,6 +27,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from castore import FormatError, InvalidInputError
 from castore_experiments import rng
 from castore_experiments.loaders import LoaderWatch, watch_loader
+from castore_experiments.packing import unpack
 
 pytestmark = pytest.mark.filterwarnings(
     # torchdata calls what newer torch warns about.
@@ -569,3 +570,19 @@ def test_streams_can_be_put_back_when_the_loop_begins(make: Callable[..., Any]) 
         watch.on_next_iter(lambda s=streams: rng.restore(s))
         torch.rand(5)
         assert [b for _, b in itertools.islice(epochs(loader), 20 - step)] == expected[step:]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"$array": ["1,(,", [1], ""]},
+        {"$array": ["(1000000000,)f8", [1], ""]},
+        {"$array": ["<f3", [1], "AAAA"]},
+        {"$tensor": ["O", [1], "AAAAAAAAAAA="]},
+        {"$float": 10**400},
+    ],
+)
+def test_se1_a_hostile_position_is_refused(value: dict[str, Any]) -> None:
+    """SE1: NumPy evaluates the text of a dtype; only plain ones are handed to it."""
+    with pytest.raises(FormatError, match="packed state"):
+        unpack({"samples": value})

@@ -445,3 +445,21 @@ def test_a_weight_save_counts_as_an_update() -> None:
     assert m.last_use(manifest) == m.parse_time(LATER)
     assert m.last_use(one()) == m.parse_time(TIME)
     assert m.last_use(Manifest()) == 0.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'experiments:\n -"0123456789abcdef01234567":\n    hp_hash: "01234567"\n',
+        'experiments:\n  "\\x30":\n    hp_hash: "01234567"\n',
+    ],
+)
+def test_what_only_looks_like_our_spelling_means_what_yaml_says(text: str) -> None:
+    """HC11: the quick way of reading took another hash out of it than any YAML reader."""
+    assert m._own((text + 'castore: {"format": 1}\n').encode()) is None
+
+
+def test_a_number_of_any_length_is_read_at_once() -> None:
+    """SE3: a number in base 60 takes time that grows with the square of its length."""
+    text = "1" + ":1" * 500_000
+    assert yaml_subset.load(f"a: {text}\nb: 1:30\n".encode(), "x") == {"a": text, "b": 90}

@@ -522,6 +522,35 @@ def test_a_file_that_runs_code_is_never_opened(tmp_path: Path, where: str) -> No
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("arguments", [b"K\x05\x85", b"(K\x05t", b"K\x05q\x01\x85"])
+def test_memory_is_not_asked_for_by_a_number(arguments: bytes) -> None:
+    """SE6: ``bytearray(n)`` takes n bytes at torch's restricted reader, before anything fails."""
+    pickled = b"\x80\x02cbuiltins\nbytearray\n" + arguments + b"R."
+    with pytest.raises(FormatError, match="memory by a number"):
+        decode(replaced(written({"w": torch.ones(2)}), pickled), "x.pt")
+    out = io.BytesIO()
+    torch.save({"step": 1, "exp_hash": HASH, "metadata": {"b": bytearray(b"xyz")}}, out)
+    assert decode(out.getvalue(), "x.pt").metadata == {"b": bytearray(b"xyz")}
+
+
+def replaced(data: bytes, pickled: bytes, method: int = zipfile.ZIP_STORED) -> bytes:
+    """The archive with another pickle, or with its own where that is empty."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as before, zipfile.ZipFile(out, "w") as after:
+        for info in before.infolist():
+            is_pickle = info.filename.endswith("data.pkl")
+            content = pickled if is_pickle and pickled else before.read(info)
+            after.writestr(info.filename, content, method if is_pickle else zipfile.ZIP_STORED)
+    return out.getvalue()
+
+
+def test_a_packed_member_is_refused() -> None:
+    """SE6: torch packs none; one of 300 kB may be 300 MB, and a damaged one is no `OSError`."""
+    data = replaced(written({"w": torch.ones(2)}), b"", zipfile.ZIP_DEFLATED)
+    with pytest.raises(FormatError, match=r"data\.pkl' is compressed"):
+        decode(data, "x.pt")
+
+
 def test_damage_is_named() -> None:
     """CC7: cut by 1 byte, by half, to 0 and to 7 bytes; a text pointer, a page of HTML."""
     data = written({"w": torch.randn(100)})
