@@ -265,7 +265,7 @@ def test_a_store_may_be_a_folder_of_a_snapshot(repository: Repository) -> None:
 # -- damage
 
 
-def test_a_lost_or_damaged_chunk_is_an_error_and_never_the_fill_value(
+def test_za1_a_lost_or_damaged_chunk_is_an_error_and_never_the_fill_value(
     repository: Repository,
 ) -> None:
     store = SnapshotStore(repository)
@@ -372,6 +372,69 @@ def test_processes_that_share_a_folder_write_one_commit(tmp_path: Path, method: 
     np.testing.assert_array_equal(zarr.open_group(reading, mode="r")["w"][:], expected)
 
 
+def write_rows_of_a_shard(store: SnapshotStore, rows: list[int]) -> None:
+    target = zarr.open_group(store, mode="a")["w"]
+    for row in rows:
+        while True:
+            try:
+                target[row] = row + 1
+                break
+            except AlreadyExistsError:
+                continue
+
+
+def sharded(store: SnapshotStore, rows: int) -> Any:
+    group = zarr.open_group(store, mode="a")
+    return group.create_array("w", shape=(rows, 4), chunks=(1, 4), shards=(rows, 4), dtype="f4")
+
+
+def test_za3_writers_of_one_shard_lose_nothing(tmp_path: Path) -> None:
+    """Threads and processes write parts of one shard, each of which reads and writes it all."""
+    store = SnapshotStore(new_repository("local", tmp_path), staging=tmp_path / "staging")
+    w = sharded(store, 24)
+    context = multiprocessing.get_context("fork")
+    workers: list[Any] = [
+        context.Process(target=write_rows_of_a_shard, args=(store, list(range(i, 12, 2))))
+        for i in range(2)
+    ]
+    workers += [
+        threading.Thread(target=write_rows_of_a_shard, args=(store, list(range(12 + i, 24, 3))))
+        for i in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    np.testing.assert_array_equal(w[:], (np.arange(24.0)[:, None] + 1) * np.ones(4))
+
+
+def test_za3_a_value_that_changed_since_it_was_read_is_not_written_over(tmp_path: Path) -> None:
+    store = SnapshotStore(new_repository("local", tmp_path))
+    put(store, "a", b"0")
+
+    async def change(data: bytes, between: str | None) -> None:
+        await store.get("a")
+        if between is not None:
+            await asyncio.to_thread(put, store, "a", between.encode())
+        await store.set("a", cpu.Buffer.from_bytes(data))
+        await store.set("a", cpu.Buffer.from_bytes(data + b"!"))  # no longer upon what was read
+
+    sync(change(b"1", None))
+    assert got(store, "a") == b"1!"
+    with pytest.raises(AlreadyExistsError, match="'a' was written by somebody else"):
+        sync(change(b"2", "other"))
+    assert got(store, "a") == b"other"
+
+    async def remove() -> None:
+        await store.get("a")
+        await asyncio.to_thread(put, store, "a", b"again")
+        await store.delete("a")
+
+    with pytest.raises(AlreadyExistsError):
+        sync(remove())
+    assert got(store, "a") == b"again"
+
+
 def test_writes_that_nobody_could_commit_are_refused(tmp_path: Path) -> None:
     """A copy of a store in another process, and a store that was committed by another one."""
     repository = new_repository("local", tmp_path)
@@ -408,7 +471,7 @@ def _write_in_child() -> str:
     return "written"
 
 
-def test_a_killed_program_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_za2_a_killed_program_goes_on_where_it_was(tmp_path: Path) -> None:
     repository = new_repository("local", tmp_path)
     first = SnapshotStore(repository)
     put(first, "old", b"0")

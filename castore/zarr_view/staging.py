@@ -5,13 +5,16 @@
                      that a key may also be the beginning of another
     <folder>/gone/   of each base one folder, in it one file a deleted key, named by its digest
     <folder>/tmp/    what is being written
+    <folder>/lock    held while a value is put in place
 
 A value appears whole or not at all. Threads, and processes of one machine that were given the
-folder by name, may write at once; the last one wins. Nothing is made durable before a commit.
+folder by name, may write at once; of two that write a value the last one wins, unless it says
+what it replaces. Nothing is made durable before a commit.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -31,7 +34,7 @@ Span: TypeAlias = Callable[[int], tuple[int, int]]
 """The range wanted of a value, by its size."""
 
 _KIND = "zarr-staging"
-_BASE, _DATA, _GONE, _TMP = "base", "data", "gone", "tmp"
+_BASE, _DATA, _GONE, _TMP, _LOCK = "base", "data", "gone", "tmp", "lock"
 
 
 def check_key(key: str) -> str:
@@ -109,6 +112,33 @@ class Staging:
                 (self.folder / _BASE).unlink(missing_ok=True)
 
     # -- values
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """What is held while a value is compared with what it replaces, and put in place.
+
+        Of all threads and processes that use the folder one at a time has it.
+        """
+        root = self._root()
+        with _told(root):
+            root.mkdir(parents=True, exist_ok=True)
+            held = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(held)
+
+    def version(self, key: str) -> str | None:
+        """What changes whenever the staged value does; None where none is staged."""
+        if self.folder is None or not _storable(key):
+            return None
+        try:
+            with _told(self.folder):
+                found = os.stat(self.folder / _place(key))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return f"{found.st_ino} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_size}"
 
     def write(self, key: str, data: Buffer, *, new: bool = False) -> bool:
         """Stage a value; with ``new`` only where none is staged. Whether it was staged."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any, Self
 
 from zarr.abc.store import ByteRequest, Store
@@ -18,6 +19,12 @@ from castore.zarr_view.keys import children, folder, span
 from castore.zarr_view.staging import Staging
 from castore.zarr_view.working import Working
 
+_read: ContextVar[tuple[int, str, str] | None] = ContextVar("castore_zarr_read", default=None)
+"""Of the task at hand: the working set and key of the value it read whole last, and its version.
+
+zarr changes a part of a shard by reading it, and writing it, in one task.
+"""
+
 
 class SnapshotStore(Store):
     """A zarr store over a snapshot: reads are verified, writes are staged, a commit makes a
@@ -30,6 +37,9 @@ class SnapshotStore(Store):
     store at once. `commit` adds them to the snapshot that the store stands on. If the namespace
     has a newer one by then it refuses, and names both: nothing is merged. A store with writes
     that nobody commits leaves no trace.
+
+    A shard that somebody else wrote after it was read to be changed is not written over:
+    `AlreadyExistsError`, and the part is to be written again.
 
     Parameters
     ----------
@@ -156,6 +166,10 @@ class SnapshotStore(Store):
         ObjectNotFoundError, CorruptObjectError
             It was written, and the repository has lost or damaged it.
         """
+        if byte_range is None and not self.read_only:
+            # Before the value: a change in between is then noticed once too often, never missed.
+            version = await asyncio.to_thread(self._working.version, key)
+            _read.set((id(self._working), key, version))
         return await asyncio.to_thread(
             self.get_sync, key, prototype=prototype, byte_range=byte_range
         )
@@ -195,13 +209,16 @@ class SnapshotStore(Store):
 
         Raises
         ------
+        AlreadyExistsError
+            This task has just read the value whole, and somebody wrote it since.
         InvalidInputError
             No snapshot can hold a file of this name; or the staging folder was committed by
             another store, or holds writes upon something else.
         BackendError
             The staging folder cannot be written.
         """
-        await asyncio.to_thread(self.set_sync, key, value)
+        data = self._given(value)
+        await asyncio.to_thread(self._working.write, key, data, replaces=self._taken(key))
 
     def set_sync(self, key: str, value: Buffer) -> None:
         """As `set`."""
@@ -221,7 +238,16 @@ class SnapshotStore(Store):
 
     async def delete(self, key: str) -> None:
         """Stage a deletion; earlier snapshots keep the value. A key that is not there will do."""
-        await asyncio.to_thread(self.delete_sync, key)
+        self._check_writable()
+        await asyncio.to_thread(self._working.delete, key, replaces=self._taken(key))
+
+    def _taken(self, key: str) -> str | None:
+        """The version that this task read of ``key``, once."""
+        found = _read.get()
+        if found is None or found[:2] != (id(self._working), key):
+            return None
+        _read.set(None)
+        return found[2]
 
     def delete_sync(self, key: str) -> None:
         """As `delete`."""

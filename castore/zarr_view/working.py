@@ -166,27 +166,49 @@ class Working:
 
     # -- changing
 
-    def write(self, key: str, data: Buffer, *, new: bool = False) -> bool:
+    def version(self, key: str) -> str:
+        """What changes whenever the value does, by whomever: for `write` and `delete`."""
+        staged = self.staging.version(key)
+        if staged is not None:
+            return staged
+        return "none" if self._committed(key) is None else self.base.said
+
+    def write(
+        self, key: str, data: Buffer, *, new: bool = False, replaces: str | None = None
+    ) -> bool:
         """Stage a value; with ``new`` only where there is none. Whether it was staged.
 
         Raises
         ------
         InvalidInputError
             No snapshot can hold such a key, or the staging folder is another's by now.
+        AlreadyExistsError
+            The value's version is not ``replaces`` any more: nothing was staged.
         """
         check_key(key)
         self._check_base(claim=True)
         if new and self._committed(key) is not None:
             return False
-        return self.staging.write(key, data, new=new)
+        with self.staging.lock():
+            self._check_version(key, replaces)
+            return self.staging.write(key, data, new=new)
 
-    def delete(self, key: str) -> None:
-        """Stage a deletion; a key that is not there is no error."""
+    def delete(self, key: str, *, replaces: str | None = None) -> None:
+        """Stage a deletion; a key that is not there is no error. ``replaces`` as for `write`."""
         self._look()
-        if key in self.base.files:
-            self._check_base(claim=True)
-            self.staging.mark_gone(self.base.said, key)
-        self.staging.drop(key)
+        with self.staging.lock():
+            self._check_version(key, replaces)
+            if key in self.base.files:
+                self._check_base(claim=True)
+                self.staging.mark_gone(self.base.said, key)
+            self.staging.drop(key)
+
+    def _check_version(self, key: str, replaces: str | None) -> None:
+        if replaces is not None and self.version(key) != replaces:
+            raise AlreadyExistsError(
+                f"{key!r} was written by somebody else after it was read to be changed (two"
+                " writers of one shard?): nothing was written; write that part again"
+            )
 
     def commit(self, labels: Mapping[str, str]) -> SnapshotName:
         """Make a snapshot of the base with all changes, and stand on it.
