@@ -1,19 +1,24 @@
-"""Check: find damage in a repository. It never deletes and never repairs; only `repair` does."""
+"""Check: find damage in a repository. It never deletes and never repairs; only `repair` does.
+
+The looking is done in jobs (`castore.look`), here or by an executor's workers; what follows from
+what they saw is decided here, in one order, so who did the work makes no difference. Memory grows
+by the tables of `castore.table` alone, some 100 bytes an object, and by names of snapshots.
+"""
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Literal, TypeVar
+from itertools import islice
+from typing import TypeVar
 
-from castore.checkout import workers
-from castore.digest import Buffer
+import numpy as np
+
+from castore import look
 from castore.driver import find_driver
 from castore.errors import (
-    BackendError,
     CastoreError,
     CorruptObjectError,
     FormatError,
@@ -22,18 +27,16 @@ from castore.errors import (
     NotFoundError,
     ObjectNotFoundError,
 )
-from castore.frame import Header, check_frame, parse_header
-from castore.load import read_snapshot, read_tree
-from castore.objects import digest_of_name, object_name
-from castore.reach import Stored
+from castore.frame import Header, check_frame
+from castore.load import read_tree
+from castore.look import ALONE, ALONE_BYTES, BATCH, BATCH_BYTES, Fault, Kind, fault_of, forest
 from castore.repository import Repository
-from castore.snapshot import Snapshot, SnapshotName, parse_name
+from castore.snapshot import SnapshotName, parse_name
 from castore.state import VerifiedState
-from castore.tree import Tree
-from castore.walk import Walker
+from castore.table import NONE, Mask, Needs, Places, Table, list_table, raw_of
+from castore.workers import Lent, results
 
 T = TypeVar("T")
-Kind = Literal["missing", "corrupt", "unreadable", "malformed", "layout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,12 @@ def check(
     layout: bool = False,
     progress: Callable[[int], None] = lambda _: None,
     report: CheckReport | None = None,
+    executor: Executor | None = None,
 ) -> Iterator[Problem]:
     """Look at documents, trees, names, headers and chains; on request at every stored byte.
+
+    Problems are the same, in the same order, whoever does the work: documents as they are listed,
+    then objects by name, then layouts.
 
     Parameters
     ----------
@@ -86,41 +93,58 @@ def check(
         Told stored bytes as they are read.
     report : CheckReport, optional
         Filled in.
+    executor : concurrent.futures.Executor, optional
+        Who does the reading: threads, processes, or machines (Dask's ``Client.get_executor()``).
+        Secrets do not travel: see `castore.workers`.
 
     Raises
     ------
     BackendError
-        The store as a whole cannot be reached; trouble with single objects is a Problem.
+        The store as a whole cannot be reached, or the executor's workers cannot reach it or keep
+        dying; trouble with single objects is a Problem.
     """
     if sample is not None and not 0 < sample <= 1:
         raise InvalidInputError(f"sample of {sample}: expected a share over 0 and up to 1")
-    yield from _Check(repository, report or CheckReport(), since, progress).run(
+    yield from _Check(repository, report or CheckReport(), since, progress, executor).run(
         read_data, sample, state, layout
     )
 
 
+def _batches(items: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def _cuts(places: Places) -> Iterator[Places]:
+    return (places[i : i + BATCH] for i in range(0, len(places), BATCH))
+
+
 class _Check:
+    _table: Table
+    _needed: Mask
+    _alive: Mask
+    _short: list[tuple[int, int, str]]
+
     def __init__(
         self,
         repository: Repository,
         report: CheckReport,
         since: int | None,
         progress: Callable[[int], None],
+        executor: Executor | None,
     ):
         self._repository, self._report, self._since = repository, report, since
-        self._progress = progress
+        self._progress, self._executor, self._lent = progress, executor, Lent(repository)
         self._trees: dict[str, list[SnapshotName]] = defaultdict(list)
-        self._needed: set[str] = set()
-        self._lengths: dict[str, tuple[int, str]] = {}
-        self._objects: dict[str, Stored] = {}
-        self._bad: dict[str, tuple[Kind, str]] = {}
+        self._bad: dict[str, Fault] = {}
 
     def run(
         self, read_data: bool, sample: float | None, state: str | None, layout: bool
     ) -> Iterator[Problem]:
         yield from self._documents()
-        self._read_trees()
-        self._structure()
+        needs, trees = self._read_trees()
+        self._structure(needs, trees, versions=state is not None)
         if read_data or sample is not None:
             self._data(sample, state)
         self._tree_lengths()
@@ -131,216 +155,203 @@ class _Check:
     # -- documents
 
     def _documents(self) -> Iterator[Problem]:
+        strange: list[Problem] = []
+        batches = list(_batches(self._names(strange)))
+        yield from strange
+        for names, looked in zip(
+            batches,
+            results(self._executor, look.documents, ((self._lent, names) for names in batches)),
+            strict=True,
+        ):
+            self._report.unstable += looked.unstable
+            for name, found in zip(names, looked.found, strict=True):
+                if isinstance(found, Fault):
+                    yield Problem(found.kind, name.path, found.detail, ((str(name), ""),))
+                elif found is not None:
+                    self._trees[found].append(name)
+                    self._report.snapshots += 1
+
+    def _names(self, strange: list[Problem]) -> Iterator[SnapshotName]:
         for stat in self._repository.backend.list("snapshots"):
             name = parse_name(stat.name)
             if name is None:
-                yield Problem("malformed", stat.name, "not the name of a snapshot")
-                continue
-            if stat.size == 0 or (self._since is not None and name.time < self._since):
-                continue
-            problem = self._document(name)
-            if problem:
-                yield problem
+                strange.append(Problem("malformed", stat.name, "not the name of a snapshot"))
+            elif stat.size and (self._since is None or name.time >= self._since):
+                yield name
 
-    def _document(self, name: SnapshotName) -> Problem | None:
-        def read() -> Snapshot:
-            return read_snapshot(self._repository.backend.get(name.path), name)
-
-        needed = ((str(name), ""),)
-        try:
-            document = self._twice(name.path, read)
-        except ObjectNotFoundError:
-            return None
-        except (IntegrityError, FormatError, BackendError) as e:
-            return Problem(_kind(e), name.path, str(e), needed)
-        self._report.snapshots += 1
-        if document.namespace != name.namespace:
-            return Problem("malformed", name.path, f"says namespace {document.namespace!r}", needed)
-        self._trees[document.tree].append(name)
-        return None
-
-    def _twice(self, what: str, read: Callable[[], T]) -> T:
-        """``read()``, once more if it gave something damaged: a bad read is not a bad object."""
-        try:
-            return read()
-        except (IntegrityError, FormatError):
-            result = read()
-            self._report.unstable.append(what)
-            return result
-
-    def _read_trees(self) -> None:
-        for digest in self._trees:
-            self._needed.add(digest)
-            try:
-                tree = self._twice(digest, partial(read_tree, self._repository.store, digest))
-            except (CastoreError, OSError) as e:
-                self._bad[digest] = _kind(e), str(e)
-                continue
-            self._needed.update(tree.blobs())
-            for blob, length in tree.blob_lengths().items():
-                self._lengths[blob] = max(self._lengths.get(blob, (0, "")), (length, digest))
+    def _read_trees(self) -> tuple[Needs, list[str]]:
+        """What the trees need, and the trees' digests by their numbers."""
+        needs, trees = Needs(), sorted(self._trees)
+        needs.add(raw_of(trees), np.zeros(len(trees), np.int64), 0)
+        jobs = ((self._lent, batch) for batch in _batches(trees, 16))
+        number = 0
+        for looked in results(self._executor, look.trees, jobs):
+            self._report.unstable += looked.unstable
+            for found in looked.found:
+                if isinstance(found, Fault):
+                    self._bad[trees[number]] = found
+                else:
+                    needs.add(*found, number)
+                number += 1
+        return needs, trees
 
     # -- structure
 
-    def _structure(self) -> None:
-        for stat in self._repository.store.list():
-            digest = digest_of_name(stat.name)
-            if stat.name != object_name(digest):
-                self._bad.setdefault(stat.name, ("malformed", "not the name of an object"))
-                continue
-            self._objects[digest] = Stored(stat.size, stat.modified, stat.version, None)
-        wanted = self._objects if self._since is None else self._needed
-        self._headers([d for d in wanted if d in self._objects])
-        for digest in self._needed - self._objects.keys():
-            self._absent(digest, "a snapshot needs it and it is not there")
+    def _structure(self, needs: Needs, trees: Sequence[str], versions: bool) -> None:
+        self._table, strange = list_table(self._repository.store.list(), versions)
+        for name in strange:
+            self._bad.setdefault(name, Fault("malformed", "not the name of an object"))
+        table, rows = self._table, needs.table()
+        places = table.places(rows["digest"])
+        here = places != NONE
+        self._needed = np.zeros(len(table), np.bool_)
+        self._needed[places[here]] = True
+        wanted = np.arange(len(table)) if self._since is None else np.flatnonzero(self._needed)
+        self._headers(wanted)
+        for digest in rows["digest"][~here]:
+            self._absent(digest.ljust(32, b"\0").hex(), "a snapshot needs it and it is not there")
         self._report.objects = len(wanted)
-        alive = self._above(self._needed)
-        for digest in wanted:
-            self._chain(digest, digest in alive)
+        self._alive = table.closure(self._needed)
+        self._chains(wanted)
         if self._since is None:
-            self._report.unreferenced = len(self._objects.keys() - alive)
+            self._report.unreferenced = int(len(table) - np.count_nonzero(self._alive))
+        wanting = table.lengths[places] < rows["length"] if len(table) else here
+        short = np.flatnonzero(here & wanting)
+        short = short[table.known[places[short]]]
+        self._short = [
+            (int(places[i]), int(rows["length"][i]), trees[rows["tree"][i]]) for i in short
+        ]
 
     def _tree_lengths(self) -> None:
         """No tree may want more of a blob than there is; a wrong blob is not the tree's fault."""
-        for blob, (length, tree) in self._lengths.items():
-            stored = self._objects.get(blob)
-            if blob in self._bad or not stored or not stored.header:
-                continue
-            if stored.header.content_length < length:
-                has = stored.header.content_length
+        for place, length, tree in self._short:
+            blob = self._table.digest(place)
+            if blob not in self._bad:
+                has = self._table.lengths[place]
                 detail = f"it wants {length} bytes of {blob}, which has {has}"
-                self._bad.setdefault(tree, ("malformed", detail))
+                self._bad.setdefault(tree, Fault("malformed", detail))
 
-    def _current(self, digests: Sequence[str]) -> dict[str, Header | None]:
-        """Headers as they are now; None where one is missing, damaged, newer or unreadable."""
-        store = self._repository.store
-        try:
-            return store.current_headers(digests)
-        except (FormatError, BackendError):
-            result: dict[str, Header | None] = {}
-            for digest in digests:
-                try:
-                    result.update(store.current_headers([digest]))
-                except (FormatError, BackendError):
-                    result[digest] = None
-            return result
+    def _headers(self, todo: Places) -> None:
+        """Headers of ``todo`` and of all bases below them, each judged by itself."""
+        table = self._table
+        seen = np.zeros(len(table), np.bool_)
+        while len(todo):
+            seen[todo] = True
+            jobs = ((self._lent, table.named(cut)) for cut in _cuts(todo))
+            for cut, looked in zip(
+                _cuts(todo), results(self._executor, look.headers, jobs), strict=True
+            ):
+                self._report.unstable += looked.unstable
+                self._judge(cut, looked.found)
+            below = table.bases[todo]
+            below = np.unique(below[below != NONE])
+            todo = below[~seen[below]]
 
-    def _headers(self, digests: Sequence[str]) -> None:
-        """Headers of ``digests`` and of all bases below them, each judged by itself."""
-        todo = list(digests)
-        seen = set(todo)
-        while todo:
-            found = self._current(todo)
-            below = []
-            for digest, header in found.items():
-                stored = self._objects[digest]
-                stored.header = header
-                if header is None:
-                    self._judge_header(digest)
-                elif header.frame_length != stored.size:
-                    detail = f"{stored.size} bytes stored, its header says {header.frame_length}"
-                    self._bad.setdefault(digest, ("corrupt", detail))
-                if header and header.base in self._objects and header.base not in seen:
-                    seen.add(header.base)
-                    below.append(header.base)
-            todo = below
+    def _judge(self, places: Places, found: Sequence[Header | Fault | None]) -> None:
+        self._table.learn(places, [h if isinstance(h, Header) else None for h in found])
+        for place, header in zip(places.tolist(), found, strict=True):
+            if isinstance(header, Fault):
+                self._blame(place, header)
+            elif header is None:
+                if self._needed[place]:
+                    self._blame(place, Fault("missing", "it vanished while the check ran"))
+            elif header.frame_length != self._table.sizes[place]:
+                size = self._table.sizes[place]
+                detail = f"{size} bytes stored, its header says {header.frame_length}"
+                self._blame(place, Fault("corrupt", detail))
 
-    def _judge_header(self, digest: str) -> None:
-        name = object_name(digest)
-        try:
-            header = self._twice(
-                name, lambda: parse_header(self._repository.backend.get(name, 0, 64), digest)
-            )
-            self._objects[digest].header = header
-        except ObjectNotFoundError:
-            if digest in self._needed:
-                self._bad.setdefault(digest, ("missing", "it vanished while the check ran"))
-        except (CastoreError, OSError) as e:
-            self._bad.setdefault(digest, (_kind(e), str(e)))
+    def _blame(self, place: int, fault: Fault) -> None:
+        self._bad.setdefault(self._table.digest(place), fault)
 
     def _absent(self, digest: str, detail: str) -> None:
         """Judge an object that was not listed: it may have come since, or not be told."""
         try:
             if self._repository.store.header(digest) is None:
-                self._bad.setdefault(digest, ("missing", detail))
+                self._bad.setdefault(digest, Fault("missing", detail))
         except (CastoreError, OSError) as e:
-            self._bad.setdefault(digest, (_kind(e), str(e)))
+            self._bad.setdefault(digest, fault_of(e))
 
-    def _chain(self, digest: str, alive: bool) -> None:
+    def _chains(self, wanted: Places) -> None:
         """A delta's base must be there, of one length, and of less depth (so chains end).
 
         What nobody needs may lack its base: a commit or copy that died leaves such behind.
         """
-        stored = self._objects.get(digest)
-        header = stored.header if stored else None
-        if header is None or not header.base or digest in self._bad:
-            return
-        below = self._objects.get(header.base)
-        if below is None:
-            if alive:
-                self._absent(header.base, "it is the base of a stored delta")
-        elif below.header and (
-            below.header.content_length != header.content_length
-            or below.header.depth >= header.depth
-        ):
-            self._bad[digest] = (
-                "malformed",
-                f"its base {header.base} has another length or no less depth",
-            )
-
-    def _above(self, roots: Iterable[str]) -> set[str]:
-        """``roots`` and every base below them."""
-        seen: set[str] = set()
-        todo = list(roots)
-        while todo:
-            digest = todo.pop()
-            if digest not in seen:
-                seen.add(digest)
-                stored = self._objects.get(digest)
-                if stored and stored.header and stored.header.base:
-                    todo.append(stored.header.base)
-        return seen
+        table = self._table
+        for place, base in sorted(table.lost.items()):
+            if self._alive[place] and table.digest(place) not in self._bad:
+                self._absent(base, "it is the base of a stored delta")
+        deltas = wanted[table.bases[wanted] != NONE]
+        bases = table.bases[deltas]
+        wrong = (table.lengths[bases] != table.lengths[deltas]) | (
+            table.depths[bases] >= table.depths[deltas]
+        )
+        for place in deltas[table.known[bases] & wrong].tolist():
+            base = table.digest(table.bases[place])
+            detail = f"its base {base} has another length or no less depth"
+            self._blame(place, Fault("malformed", detail))
 
     # -- data
 
     def _data(self, sample: float | None, state: str | None) -> None:
-        pool = self._objects if self._since is None else self._above(self._needed)
-        chosen = sorted(d for d in pool if d in self._objects and d not in self._bad)
-        if sample is not None:
-            count = max(1, round(sample * len(chosen))) if chosen else 0
-            chosen = sorted(random.SystemRandom().sample(chosen, count))
+        table = self._table
+        pool = np.ones(len(table), np.bool_) if self._since is None else self._alive.copy()
+        pool[[p for p in map(table.place, self._bad) if p != NONE]] = False
+        chosen = np.flatnonzero(pool)
+        if sample is not None and len(chosen):
+            count = max(1, round(sample * len(chosen)))
+            chosen = np.sort(np.random.default_rng().choice(chosen, count, replace=False))
         with VerifiedState(state, self._repository.id) as done:
-            todo = [d for d in chosen if not done.has(d, self._objects[d].version)]
+            if done.going_on:
+                kept = ((table.digest(p), table.version(p)) for p in chosen.tolist())
+                chosen = chosen[~done.has(kept)]
 
-            def sink(digest: str, content: Buffer, frame: bytes) -> None:
-                self._report.bytes_read += len(frame)
-                self._progress(len(frame))
-                done.add(digest, self._objects[digest].version)
+            def told(digest: str, size: int) -> None:
+                self._progress(size)
+                if state is not None:
+                    done.add(digest, table.version(table.place(digest)))
 
-            Walker(self._repository.store, todo, sink, self._trouble).run(
-                self._forest(todo), workers(self._repository.backend), self._length
-            )
+            trouble = self._read(chosen, told)
+            for digest in sorted(trouble, key=lambda d: (len(self._down(d)), d)):
+                self._trouble(digest)
             done.finish()
 
-    def _length(self, digest: str) -> int:
-        header = self._objects[digest].header
-        return header.content_length if header else 0
+    def _read(self, chosen: Places, told: Callable[[str, int], None]) -> list[str]:
+        """Read the chosen objects' data; gives those that met trouble."""
+        trouble: list[str] = []
+        found: Iterator[look.Read]
+        if self._executor is None:
+            chains = forest(self._table, chosen, ALONE, ALONE_BYTES)
+            found = (look.data(self._lent, some, told) for some in chains)
+        else:
+            chains = forest(self._table, chosen, BATCH, BATCH_BYTES)
+            found = results(self._executor, look.data, ((self._lent, some) for some in chains))
+        for read in found:
+            trouble += read.trouble
+            for digest, size in read.good:
+                self._report.bytes_read += size
+                if self._executor is not None:
+                    told(digest, size)
+        return trouble
 
-    def _trouble(self, digest: str, error: CastoreError) -> None:
+    def _trouble(self, digest: str) -> None:
         """Read again what read wrong, and lay the blame where in the chain it belongs."""
-        alive = self._above(self._needed)
-        told = any(b in self._bad for b in self._above([digest]) - {digest})
+        store = self._repository.store
+        told = any(base in self._bad for base in self._down(digest)[1:])
         try:
             if told:
-                check_frame(self._repository.store.frame(digest), digest)
+                check_frame(store.frame(digest), digest)
             else:
-                self._repository.store.read(digest)
+                store.read(digest)
         except CorruptObjectError as e:
-            self._bad.setdefault(e.name if e.name in self._objects else digest, (_kind(e), str(e)))
+            self._bad.setdefault(
+                e.name if self._table.place(e.name) != NONE else digest, fault_of(e)
+            )
         except (CastoreError, OSError) as e:
             culprit = self._out_of_reach(digest)
-            if culprit in alive or not isinstance(e, ObjectNotFoundError):
-                self._bad.setdefault(culprit, (_kind(e), str(e)))
+            place = self._table.place(culprit)
+            alive = place != NONE and self._alive[place]
+            if alive or not isinstance(e, ObjectNotFoundError):
+                self._bad.setdefault(culprit, fault_of(e))
         else:
             if not told:
                 self._report.unstable.append(digest)
@@ -356,79 +367,69 @@ class _Check:
 
     def _down(self, digest: str) -> list[str]:
         """``digest`` and its bases, as far as headers tell."""
-        seen: list[str] = []
-        while digest and digest not in seen:
-            seen.append(digest)
-            stored = self._objects.get(digest)
-            digest = stored.header.base if stored and stored.header else ""
-        return seen
-
-    def _forest(self, digests: Sequence[str]) -> list[list[str]]:
-        """Each chain's root followed by all that hangs on it, depth first."""
-        children: dict[str, list[str]] = defaultdict(list)
-        roots = []
-        chosen = set(digests)
-        for digest in digests:
-            header = self._objects[digest].header
-            if header and header.base in chosen:
-                children[header.base].append(digest)
-            else:
-                roots.append(digest)
-        groups = []
-        for root in roots:
-            group, todo = [], [root]
-            while todo:
-                at = todo.pop()
-                group.append(at)
-                todo += children.get(at, [])
-            groups.append(group)
-        return groups
+        places = list(self._table.down(self._table.place(digest)))
+        if not places:
+            return [digest]
+        lost = self._table.lost.get(places[-1])
+        return self._table.named(places) + ([lost] if lost else [])
 
     # -- telling
 
     def _problems(self) -> Iterator[Problem]:
         if not self._bad:
             return
-        needed = self._who_needs(set(self._bad))
-        for name, (kind, detail) in sorted(self._bad.items()):
-            yield Problem(kind, name, detail, tuple(needed.get(name, ())))
+        needed = self._who_needs()
+        for name, fault in sorted(self._bad.items()):
+            yield Problem(fault.kind, name, fault.detail, tuple(needed.get(name, ())))
 
-    def _who_needs(self, bad: set[str]) -> dict[str, list[tuple[str, str]]]:
+    def _who_needs(self) -> dict[str, list[tuple[str, str]]]:
         """For each bad object all snapshots and paths that need it, directly or as a base."""
         result: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        affected = self._affected()
         for digest, names in self._trees.items():
-            for b in self._above([digest]) & bad:
+            for b in self._bad_below([digest], affected):
                 result[b] += [(str(n), "") for n in names]
-            if digest in bad:
+            if digest in self._bad:
                 continue
             try:
-                tree: Tree = read_tree(self._repository.store, digest)
+                tree = read_tree(self._repository.store, digest)
             except CastoreError:  # it was read before: the store fails now and then
                 continue
             for path, file in tree.files():
-                for b in self._above(file.blobs()) & bad:
+                for b in self._bad_below(file.blobs(), affected):
                     result[b] += [(str(n), path) for n in names]
         return result
 
+    def _affected(self) -> Mask:
+        """The bad objects and all that stands on them."""
+        mask = np.zeros(len(self._table), np.bool_)
+        mask[[p for p in map(self._table.place, self._bad) if p != NONE]] = True
+        mask[[p for p, base in self._table.lost.items() if base in self._bad]] = True
+        return self._table.standing_on(mask)
+
+    def _bad_below(self, digests: Sequence[str], affected: Mask) -> set[str]:
+        places = self._table.places(raw_of(digests))
+        if not len(affected):
+            return set(digests) & self._bad.keys()
+        chosen = np.flatnonzero((places == NONE) | affected[places])
+        return {b for i in chosen.tolist() for b in self._down(digests[i]) if b in self._bad}
+
     def _layouts(self) -> Iterator[Problem]:
-        for names in self._trees.values():
-            for name in names:
-                yield from self._layout(name)
-
-    def _layout(self, name: SnapshotName) -> Iterator[Problem]:
-        try:
-            driver = find_driver(self._repository.snapshot(name).driver)
-            for path, detail in driver.verify(self._repository, name):
-                yield Problem("layout", path, detail, ((str(name), path),))
-        except InvalidInputError as e:
-            yield Problem("layout", name.path, str(e), ((str(name), ""),))
-        except (IntegrityError, NotFoundError, FormatError) as e:
-            yield Problem("layout", name.path, f"could not be verified: {e}", ((str(name), ""),))
+        jobs = ((self._lent, name) for names in self._trees.values() for name in names)
+        for found in results(self._executor, _layout, jobs):
+            yield from found
 
 
-def _kind(error: BaseException) -> Kind:
-    if isinstance(error, ObjectNotFoundError):
-        return "missing"
-    if isinstance(error, FormatError):
-        return "malformed"
-    return "corrupt" if isinstance(error, IntegrityError) else "unreadable"
+def _layout(lent: Lent, name: SnapshotName) -> list[Problem]:
+    """A job: what the snapshot's driver finds broken."""
+    found: list[Problem] = []
+    try:
+        driver = find_driver(lent.repository.snapshot(name).driver)
+        for path, detail in driver.verify(lent.repository, name):
+            found.append(Problem("layout", path, detail, ((str(name), path),)))
+    except InvalidInputError as e:
+        found.append(Problem("layout", name.path, str(e), ((str(name), ""),)))
+    except (IntegrityError, NotFoundError, FormatError) as e:
+        detail = f"could not be verified: {e}"
+        found.append(Problem("layout", name.path, detail, ((str(name), ""),)))
+    return found

@@ -2,23 +2,37 @@
 
 May be interrupted and run again: what was sent stays and is found present, and a snapshot whose
 document is already there is skipped.
+
+With an executor its workers read the source, verify, and put frames into the target; snapshots
+are published here. That is as safe as sending from here: no mark of a commit protects an upload,
+whoever sends it. What counts is that the publisher looks at every object and base after it has
+announced itself (S3), or while it holds the lock (local, from before the first look at the target
+until the last snapshot is durable), and puts back what is missing or broken. A worker that was
+given up and goes on sending creates names exclusively, with the content that they promise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from castore import look
 from castore.checkout import lineages, workers
 from castore.digest import Buffer
 from castore.encode import encode
 from castore.errors import IntegrityError, InvalidInputError, NotFoundError
 from castore.frame import HEADER_SIZE, MAX_DEPTH, Header, Parts, parse_header
 from castore.load import read_tree
+from castore.look import BATCH, BATCH_BYTES, Chains, forest
 from castore.repository import Repository
 from castore.snapshot import Snapshot, SnapshotName
+from castore.table import Table, raw_of
 from castore.tree import Tree
 from castore.walk import Walker
+from castore.workers import Lent, results, workers_of
 from castore.write import FrameWriter
 
 _WINDOW = 4 << 30  # logical bytes whose objects are sent in one walk
@@ -43,6 +57,7 @@ def copy(
     labels: Mapping[str, str] | None = None,
     since: int | None = None,
     progress: Callable[[int], None] = lambda _: None,
+    executor: Executor | None = None,
 ) -> CopyReport:
     """Copy snapshots, oldest first, under the same namespaces; their documents stay as they are.
 
@@ -56,6 +71,9 @@ def copy(
         Only snapshots from this time (microseconds) on.
     progress : callable
         Told stored bytes as they are sent.
+    executor : concurrent.futures.Executor, optional
+        Who sends the objects: threads, processes, or machines that reach both repositories.
+        Secrets do not travel: see `castore.workers`.
     """
     if source.id == target.id:
         raise InvalidInputError(f"{source.url} and {target.url} are one and the same repository")
@@ -78,16 +96,16 @@ def copy(
                 report.skipped += 1
             else:
                 todo.append(snapshot)
-        for window in _windows(todo):
-            _copy_window(source, target, window, report, progress)
+        for window in _windows(todo, _WINDOW * workers_of(executor)):
+            _copy_window(source, target, window, report, progress, executor)
     return report
 
 
-def _windows(snapshots: Iterable[Snapshot]) -> Iterator[list[Snapshot]]:
+def _windows(snapshots: Iterable[Snapshot], size: int) -> Iterator[list[Snapshot]]:
     window: list[Snapshot] = []
     for snapshot in snapshots:
         window.append(snapshot)
-        if sum(s.size for s in window) >= _WINDOW:
+        if sum(s.size for s in window) >= size:
             yield window
             window = []
     if window:
@@ -100,25 +118,79 @@ def _copy_window(
     window: Sequence[Snapshot],
     report: CopyReport,
     progress: Callable[[int], None],
+    executor: Executor | None,
 ) -> None:
     with target.shared_lock():
         trees = {s.tree: read_tree(source.store, s.tree) for s in window}
         need = list(dict.fromkeys([*trees, *(b for t in trees.values() for b in t.blobs())]))
         present = target.store.current_headers(need)
         lacking = [d for d in need if present[d] is None]
-        sender = _Sender(target, present, lacking, progress)
-        with FrameWriter(target.store) as sender.writer:
-            groups = [*lineages(_union(trees.values())), list(trees)]
-            lengths = _union(trees.values()).blob_lengths()
-            Walker(source.store, lacking, sender.send).run(
-                groups, workers(source.backend), lambda d: lengths.get(d, 0)
-            )
-        report.objects += sender.writer.objects
-        report.bytes += sender.writer.added
+        if executor is None:
+            sender = _Sender(target, present, lacking, progress)
+            _send(source, sender, _by_lineage(trees), lacking)
+            report.objects += sender.writer.objects
+            report.bytes += sender.writer.added
+        else:
+            for sent in _hand_over(source, target, lacking, executor):
+                report.objects += sent.objects
+                report.bytes += sent.bytes
+                progress(sent.bytes)
         for snapshot in window:
             needs = [snapshot.tree, *trees[snapshot.tree].blobs()]
             report.names.append(target.publish(snapshot, needs, lambda b: _heal(source, target, b)))
             report.snapshots += 1
+
+
+def _by_lineage(trees: Mapping[str, Tree]) -> Chains:
+    """All that the trees need and themselves, so that a delta tends to follow its base."""
+    union = _union(trees.values())
+    return Chains([*lineages(union), list(trees)], union.blob_lengths())
+
+
+def _send(source: Repository, sender: _Sender, chains: Chains, wanted: Collection[str]) -> None:
+    """Send what is ``wanted`` of the chains; all of it has been put on return."""
+    with FrameWriter(sender.target.store) as sender.writer:
+        Walker(source.store, wanted, sender.send).run(
+            chains.groups, workers(source.backend), lambda d: chains.lengths.get(d, 0)
+        )
+
+
+def _hand_over(
+    source: Repository, target: Repository, lacking: Sequence[str], executor: Executor
+) -> Iterator[Sent]:
+    """Have workers send what is lacking, in whole chains, so that each base goes with its deltas.
+
+    Their names become durable when the snapshots that need them are published.
+    """
+    lent, to = Lent(source), Lent(target)
+    digests = sorted(lacking)
+    table = Table(raw_of(digests), np.zeros(len(digests), np.int64))
+    cuts = [digests[i : i + BATCH] for i in range(0, len(digests), BATCH)]
+    at = 0
+    for looked in results(executor, look.headers, ((lent, cut) for cut in cuts)):
+        places = np.arange(at, at + len(looked.found))
+        # Whoever sends what cannot be read meets the error again, and ends the copy with it.
+        table.learn(places, [h if isinstance(h, Header) else None for h in looked.found])
+        at += len(places)
+    table.sizes = table.lengths.astype(np.int64)
+    whole = forest(table, np.arange(len(table)), BATCH, BATCH_BYTES)
+    return results(executor, _transfer, ((lent, to, chains) for chains in whole))
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Objects that a job sent, or found sent by a try before it, and their stored bytes."""
+
+    objects: int
+    bytes: int
+
+
+def _transfer(source: Lent, target: Lent, chains: Chains) -> Sent:
+    """A job: may be done twice, since what is there already is left alone."""
+    sizes: list[int] = []
+    sender = _Sender(target.repository, {}, chains.digests, sizes.append)
+    _send(source.repository, sender, chains, chains.digests)
+    return Sent(len(sizes), sum(sizes))
 
 
 def _union(trees: Iterable[Tree]) -> Tree:
@@ -138,7 +210,7 @@ class _Sender:
         lacking: Iterable[str],
         progress: Callable[[int], None],
     ):
-        self._target, self._progress = target, progress
+        self.target, self._progress = target, progress
         self._lacking = frozenset(lacking)
         self._headers: dict[str, Header | None] = {d: h for d, h in present.items() if h}
 
@@ -158,7 +230,7 @@ class _Sender:
         """
         if header.base in self._lacking:
             return True
-        chain = self._target.store.chain(header.base, self._headers)
+        chain = self.target.store.chain(header.base, self._headers)
         base = self._headers.get(header.base)
         if chain is None or base is None:
             return False

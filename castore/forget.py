@@ -10,7 +10,7 @@ from castore.errors import (
     SnapshotNotFoundError,
 )
 from castore.publish import Patience, until_answered
-from castore.snapshot import SnapshotName
+from castore.snapshot import MAX_DOCUMENT, SnapshotName
 
 
 def forget(backend: Backend, name: SnapshotName, patience: Patience) -> None:
@@ -22,7 +22,7 @@ def forget(backend: Backend, name: SnapshotName, patience: Patience) -> None:
         It is not listed.
     """
     try:
-        data = backend.get(name.path)
+        data = backend.get(name.path, 0, MAX_DOCUMENT + 1)
     except ObjectNotFoundError:
         raise SnapshotNotFoundError(f"{name} is not in {backend.url}") from None
     for _ in range(patience.tries):

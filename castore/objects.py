@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from castore import frame
-from castore.backend import Backend, Stat
+from castore.backend import Backend, Stat, UnansweredError
 from castore.digest import Buffer, digest_of
 from castore.errors import CorruptObjectError, ObjectNotFoundError
 from castore.frame import HEADER_SIZE, Header, Parts
 
 FOLDER = "objects"
+_TRIES = 10  # of a write without an answer
 
 
 def object_name(digest: str) -> str:
@@ -39,7 +40,8 @@ class ObjectStore:
     def frame(self, digest: str) -> bytes:
         """The stored frame, unchecked. `ObjectNotFoundError` when it is missing."""
         try:
-            return self.backend.get(object_name(digest))
+            # Somebody else may have put a file of any size there.
+            return self.backend.get(object_name(digest), 0, frame.MAX_FRAME + 1)
         except ObjectNotFoundError:
             raise ObjectNotFoundError(
                 f"object {digest} is missing from {self.backend.url}: run 'castore check' to see"
@@ -75,6 +77,9 @@ class ObjectStore:
     def chain(self, digest: str, headers: dict[str, Header | None]) -> list[str] | None:
         """``digest`` and its bases down to the root, or None where that chain is broken.
 
+        Broken: a base is missing, of another length, or no less deep than what stands on it. Two
+        writers that race to store one blob each take their own frame's depth for the stored one.
+
         ``headers`` is consulted first and filled with what had to be read.
         """
         seen: list[str] = []
@@ -86,7 +91,7 @@ class ObjectStore:
                 except CorruptObjectError:
                     headers[at] = None
             header = headers[at]
-            if header is None or at in seen or len(seen) > frame.MAX_DEPTH:
+            if header is None or not _may_follow(header, headers[seen[-1]] if seen else None):
                 return None
             seen.append(at)
             if header.codec != frame.DELTA:
@@ -196,6 +201,7 @@ class ObjectStore:
             )
         data = b"".join(frame.packed(content, width))
         name = object_name(digest)
+        unanswered = 0
         while True:
             try:
                 version = self.backend.stat(name).version
@@ -204,17 +210,27 @@ class ObjectStore:
                     return
                 continue
             try:
-                self._known[digest] = (
-                    self.backend.replace(name, data, version),
-                    frame.parse_header(data, digest),
-                )
-                return
+                version = self.backend.replace(name, data, version)
             except FileExistsError:
                 continue
+            except UnansweredError:  # the same content: sent again after another look
+                unanswered += 1
+                if unanswered == _TRIES:
+                    raise
+                continue
+            self._known[digest] = version, frame.parse_header(data, digest)
+            return
 
     def list(self) -> Iterable[Stat]:
         """Every stored object, in the order of digests."""
         return self.backend.list(FOLDER)
+
+
+def _may_follow(base: Header, above: Header | None) -> bool:
+    """Whether ``base`` can be what ``above`` is a difference to; depth falls, so chains end."""
+    return above is None or (
+        base.depth < above.depth and base.content_length == above.content_length
+    )
 
 
 def _through(chain: Sequence[tuple[str, bytes]]) -> Buffer:

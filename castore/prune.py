@@ -135,7 +135,7 @@ def look(
     """
     listed = marks.read("snapshots")
     now = repository.backend.now()
-    forgotten = marks.read("forgotten", lambda modified: modified + grace >= now)
+    forgotten = marks.read("forgotten", grace, now)
     expired = [
         n
         for n in _old(repository, "forgotten", now - grace)

@@ -59,7 +59,10 @@ def _quiet(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Time as the protocol sees it; tests pass their own. ``say`` is told why something waits."""
+    """Time as the protocol sees it; tests pass their own. ``say`` is told why something waits.
+
+    ``clock`` is this machine's own, for heartbeats: only differences of it count.
+    """
 
     sleep: Callable[[float], None] = time.sleep
     margin: float = MARGIN
@@ -67,6 +70,7 @@ class Patience:
     poll: float = 1.0
     tries: int = 120
     say: Callable[[str], None] = _quiet
+    clock: Callable[[], float] = time.monotonic
 
 
 def until_answered(act: Callable[[], T], patience: Patience) -> T:
@@ -112,10 +116,13 @@ def close_sweep(backend: Backend, sweep: Sweep) -> None:
         return
 
 
-def fresh_name(backend: Backend, data: bytes, namespace: str, key: str) -> SnapshotName:
+def fresh_name(
+    backend: Backend, data: bytes, namespace: str, key: str, after: int = 0
+) -> SnapshotName:
     """A name newer than every other of the namespace, fences and forgotten ones included.
 
-    So it was never used before, however coarse the store's clock is.
+    So it was never used before, however coarse the store's clock is. Newer than ``after``, too:
+    the time of a name whose pending was found taken, by one who commits the same document or died.
 
     Raises
     ------
@@ -131,7 +138,7 @@ def fresh_name(backend: Backend, data: bytes, namespace: str, key: str) -> Snaps
         )
     forgotten = _first(backend, f"forgotten/{namespace}")
     used = [n.time + 1 for n in (newest, forgotten) if n is not None and n.time <= now + _DAY]
-    at = max(now, *used) if used else now
+    at = max(now, after + 1, *used)
     return name_of(data, namespace, key, at)
 
 
@@ -207,11 +214,12 @@ def publish_remote(
     patience: Patience,
 ) -> SnapshotName:
     """Announce, wait out a sweep, verify everything, create; start over when fenced."""
-    backend = store.backend
+    backend, taken = store.backend, 0
     for _ in range(_ATTEMPTS):
-        name = fresh_name(backend, data, namespace, key)
+        name = fresh_name(backend, data, namespace, key, taken)
         pending = Pending.announce(backend, name, patience)
         if pending is None:
+            taken = name.time
             continue
         if read_sweep(backend).on:
             pending.withdraw()
@@ -235,10 +243,11 @@ class Pending:
     """This writer's mark under ``pending/``; it, or a pruner whose fence stands, deletes it."""
 
     def __init__(
-        self, backend: Backend, name: SnapshotName, data: bytes, version: str, overdue: float
+        self, backend: Backend, name: SnapshotName, data: bytes, version: str, patience: Patience
     ):
         self._backend, self._name, self._data, self._version = backend, name, data, version
-        self._every, self._last = overdue / 10, time.monotonic()
+        self._every, self._clock = patience.overdue / 10, patience.clock
+        self._last = self._clock()
 
     @staticmethod
     def announce(backend: Backend, name: SnapshotName, patience: Patience) -> Pending | None:
@@ -253,11 +262,11 @@ class Pending:
                 return None
             if found != data:
                 return None
-        return Pending(backend, name, data, version, patience.overdue)
+        return Pending(backend, name, data, version, patience)
 
     def beat(self) -> None:
         """Rewrite the mark if it is time; one that is gone was fenced: the create will see."""
-        if time.monotonic() - self._last < self._every:
+        if self._clock() - self._last < self._every:
             return
         try:
             self._version = self._backend.replace(self._name.pending, self._data, self._version)
@@ -268,7 +277,7 @@ class Pending:
                 self._version = self._backend.stat(self._name.pending).version
             except ObjectNotFoundError:
                 return
-        self._last = time.monotonic()
+        self._last = self._clock()
 
     def withdraw(self) -> None:
         """Take the mark away, however often it takes to hear so."""
@@ -304,13 +313,14 @@ def fence(
         No answer for long: whether the snapshot was made is not known.
     """
     try:
-        until_answered(lambda: backend.create(name.path, FENCE), patience)
-    except AlreadyExistsError:
-        return _look(backend, name, data)
-    except UnansweredError as e:
+        try:
+            until_answered(lambda: backend.create(name.path, FENCE), patience)
+        except AlreadyExistsError:
+            return _look(backend, name, data)
+    except BackendError as e:  # a refusal says as little about the first request as silence
         raise UnansweredError(
             f"{backend.url} does not answer: whether {name} was committed is not known; look with"
-            " 'castore snapshots' once the store answers again"
+            f" 'castore snapshots' once the store answers again ({e})"
         ) from e
     return "fenced"
 

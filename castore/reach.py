@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import inf
 
 from castore.errors import ObjectNotFoundError
 from castore.frame import Header
 from castore.load import read_snapshot, read_tree
 from castore.objects import digest_of_name
 from castore.repository import Repository
-from castore.snapshot import Snapshot, SnapshotName, parse_name
+from castore.snapshot import MAX_DOCUMENT, Snapshot, SnapshotName, parse_name
 from castore.tree import Tree
 
 
@@ -36,30 +37,43 @@ class Roots:
     needs: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def read(
-        self, folder: str, keep: Callable[[float], bool] = lambda _: True
+        self, folder: str, grace: float = inf, now: float = 0.0
     ) -> dict[SnapshotName, frozenset[str]]:
         """What each snapshot under ``folder`` needs: its tree and that one's blobs.
 
-        ``keep`` is asked with each document's age mark (modified time). A document that vanishes
-        between listing and reading is left out (``snapshots``: it is in ``forgotten`` by then);
-        anything else that cannot be read raises: what a damaged snapshot needs is not known, so
-        nothing may be deleted beside it.
+        Only documents whose ``grace`` is not over at ``now``. One that vanishes meanwhile, or
+        whose grace ends, is left out (``snapshots``: it is in ``forgotten`` by then), since
+        another prune may have taken what it needs. Anything else that cannot be read raises:
+        what a damaged snapshot needs is not known, so nothing may be deleted beside it.
         """
         result = {}
         for stat in self.repository.backend.list(folder):
             name = parse_name(stat.name)
-            if name is None or stat.size == 0 or not keep(stat.modified):
+            if name is None or stat.size == 0 or stat.modified + grace < now:
                 continue
             try:
                 document = self._document(name, stat.name)
             except ObjectNotFoundError:
                 continue
-            result[name] = self.need(document.tree)
+            try:
+                result[name] = self.need(document.tree)
+            except ObjectNotFoundError:
+                if self._stands(stat.name, grace):
+                    raise
         return result
+
+    def _stands(self, path: str, grace: float) -> bool:
+        """Whether a document is a root still."""
+        backend = self.repository.backend
+        try:
+            return backend.stat(path).modified + grace >= backend.now()
+        except ObjectNotFoundError:
+            return False
 
     def _document(self, name: SnapshotName, path: str) -> Snapshot:
         if name.path not in self.documents:
-            self.documents[name.path] = read_snapshot(self.repository.backend.get(path), name)
+            data = self.repository.backend.get(path, 0, MAX_DOCUMENT + 1)
+            self.documents[name.path] = read_snapshot(data, name)
         return self.documents[name.path]
 
     def need(self, tree: str) -> frozenset[str]:

@@ -36,9 +36,15 @@ from castore.errors import (
 )
 from castore.load import read_file, read_snapshot, read_tree
 from castore.objects import ObjectStore
-from castore.publish import Patience, newest_name, publish_local, publish_remote
+from castore.publish import (
+    Patience,
+    newest_name,
+    publish_local,
+    publish_remote,
+    until_answered,
+)
 from castore.save import precheck, save
-from castore.snapshot import Snapshot, SnapshotName, check_namespace, parse_name
+from castore.snapshot import MAX_DOCUMENT, Snapshot, SnapshotName, check_namespace, parse_name
 from castore.source import BaseFile, Draft, is_within, scan
 from castore.tree import File, Tree
 
@@ -133,7 +139,7 @@ class Repository:
         """
         backend = open_backend(str(url), storage_options)
         try:
-            data = backend.get(CONFIG)
+            data = backend.get(CONFIG, 0, MAX_DOCUMENT + 1)
         except ObjectNotFoundError:
             raise _none(backend) from None
         except BackendError as e:
@@ -167,7 +173,7 @@ class Repository:
         """The document of a snapshot; a name is checked against its digest."""
         found = self.resolve(name) if isinstance(name, str) else name
         try:
-            data = self.backend.get(found.path)
+            data = self.backend.get(found.path, 0, MAX_DOCUMENT + 1)
         except ObjectNotFoundError:
             raise SnapshotNotFoundError(
                 f"{found} is not in {self.url} (forgotten meanwhile?)"
@@ -350,6 +356,8 @@ class Repository:
     def unforget(self, snapshot: SnapshotName | str) -> SnapshotName:
         """Commit a forgotten snapshot's document again, under a fresh name.
 
+        Where an earlier attempt has done so and broke off, that name is given.
+
         Raises
         ------
         SnapshotNotFoundError
@@ -361,14 +369,24 @@ class Repository:
         self._probe()
         with self.shared_lock():
             try:
-                document = read_snapshot(self.backend.get(name.forgotten), name)
+                data = self.backend.get(name.forgotten, 0, MAX_DOCUMENT + 1)
+                document = read_snapshot(data, name)
             except ObjectNotFoundError:
                 raise SnapshotNotFoundError(
                     f"{name} is not among the forgotten of {self.url}"
                 ) from None
-            fresh = self._again(document)
-            self.backend.delete(name.forgotten)
+            fresh = self._elsewhere(name) or self._again(document)
+            until_answered(lambda: self.backend.delete(name.forgotten), self.patience)
         return fresh
+
+    def _elsewhere(self, name: SnapshotName) -> SnapshotName | None:
+        """The same document under another name: what an `unforget` that broke off left.
+
+        Under the same name it does not count: a `forget` may be about to delete that.
+        """
+        return next(
+            (n for n in self.snapshots(name.namespace) if n.id == name.id and n != name), None
+        )
 
     def _resolve_forgotten(self, text: str) -> SnapshotName:
         namespace, at, rest = text.rpartition("@")
@@ -473,7 +491,7 @@ def _exists(backend: Backend) -> bool:
 
 def _has_config(backend: Backend) -> bool:
     try:
-        backend.get(CONFIG)
+        backend.get(CONFIG, 0, 1)
     except ObjectNotFoundError:
         return False
     return True

@@ -2,40 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
 from castore.errors import InvalidInputError
 
 
 class VerifiedState:
-    """A text file of what was verified: repository id, then digest and version a line."""
+    """A text file of what was verified: repository id, then digest and version a line.
+
+    In memory 16 bytes a line. ``going_on``: an interrupted run left it.
+    """
 
     _END = "complete"
 
     def __init__(self, path: str | None, repository: str):
         self._path, self._head = Path(path) if path else None, f"castore check {repository}"
-        self._done: set[str] = set()
+        self._done = _marks([])
+        self.going_on = False
 
     def __enter__(self) -> VerifiedState:
         if self._path is None:
             return self
         try:
-            lines = self._path.read_text().splitlines() if self._path.exists() else []
+            head, last = self._read(self._path)
         except (OSError, UnicodeDecodeError) as e:
             raise InvalidInputError(f"{self._path} cannot be read as a state file: {e}") from e
-        if lines and lines[0] != self._head:
+        if head not in ("", self._head):
             raise InvalidInputError(
                 f"{self._path} is not the state of a check of this repository: choose another file"
             )
-        going_on = bool(lines) and lines[-1] != self._END
-        self._done = set(lines[1:]) if going_on else set()
-        self._file = self._path.open("a" if going_on else "w")
-        if not going_on:
+        self.going_on = head != "" and last != self._END
+        self._file = self._path.open("a" if self.going_on else "w")
+        if not self.going_on:
             self._file.write(self._head + "\n")
         return self
 
-    def has(self, digest: str, version: str) -> bool:
-        return f"{digest} {version}" in self._done
+    def _read(self, path: Path) -> tuple[str, str]:
+        """The file's first and last line; what is between is kept as marks."""
+        if not path.exists():
+            return "", ""
+        last = ""
+        with path.open() as file:
+            head = file.readline().rstrip("\n")
+            marks = bytearray()
+            for line in file:
+                last = line.rstrip("\n")
+                marks += _mark(last)
+        self._done = np.frombuffer(bytes(marks), "S16")
+        return head, last or head
+
+    def has(self, lines: Iterable[tuple[str, str]]) -> NDArray[np.bool_]:
+        """Which of these digests and versions were verified already."""
+        return np.isin(_marks(f"{digest} {version}" for digest, version in lines), self._done)
 
     def add(self, digest: str, version: str) -> None:
         if self._path is not None:
@@ -49,3 +73,11 @@ class VerifiedState:
     def __exit__(self, *_: object) -> None:
         if self._path is not None:
             self._file.close()
+
+
+def _mark(line: str) -> bytes:
+    return xxhash.xxh3_128_digest(line.encode())
+
+
+def _marks(lines: Iterable[str]) -> NDArray[Any]:
+    return np.frombuffer(b"".join(map(_mark, lines)), "S16")

@@ -449,3 +449,49 @@ def test_a_store_without_conditions_prunes_only_offline() -> None:
     with pytest.raises(BackendError, match="--offline"):
         prune(pruner, grace=0)
     assert prune(pruner, grace=0, offline=True).objects == 2
+
+
+@pytest.mark.parametrize("vanishes", [True, False])
+def test_a_prune_that_meets_what_another_took_meanwhile_goes_on(vanishes: bool) -> None:
+    """Frozen between a forgotten document and its tree, while the grace ends and another sweeps.
+
+    The other's delete of the document may have had no answer: it stands, but its grace is over.
+    """
+    world = World()
+    owner = actor(world)
+    name = owner.commit(draft(a=b"x" * 1000)).name
+    tree = owner.snapshot(name).tree
+    owner.forget(name)
+    data = world.names[name.forgotten]
+
+    def other() -> None:
+        sweep(world)
+        if not vanishes:
+            world.names[name.forgotten] = data
+
+    hook = once("get", f"objects/{tree[:2]}/{tree}", other)
+    prune(actor(world, before=hook), grace=5.0, sweep=LENGTH)
+    assert not [n for n in world.names if n.startswith("objects/")]
+
+
+def test_an_unforget_whose_last_answer_is_lost_is_done() -> None:
+    """The snapshot stands: nothing may make its caller believe that it does not."""
+    world = World()
+    owner = actor(world)
+    name = owner.commit(draft(a=b"x" * 1000)).name
+    owner.forget(name)
+    fresh = actor(world, after=lose("delete", "forgotten/")).unforget(name)
+    assert list(actor(world).snapshots()) == [fresh] and not list(actor(world).forgotten())
+    whole(world, 1)
+
+
+@pytest.mark.parametrize("acted", [True, False])
+def test_an_unanswered_replacement_of_a_broken_frame_is_sent_again(acted: bool) -> None:
+    world = World()
+    owner, contents = chain_of(world, 2)
+    base = next(o.header.base for o in look_now(world).values() if o.header and o.header.base)
+    del world.names[f"objects/{base[:2]}/{base}"]
+    hook = lose("replace", "objects/")
+    writer = actor(world, after=hook) if acted else actor(world, before=hook)
+    fresh = writer.commit(draft(w=contents[1]))
+    assert actor(world).read(fresh.name, "w") == contents[1]

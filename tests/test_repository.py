@@ -31,7 +31,7 @@ from castore.prune import prune
 from castore.repository import Repository
 from castore.snapshot import Snapshot, name_of
 from castore.source import Draft, MemoryFile, scan
-from castore.tree import Folder, Link
+from castore.tree import File, Folder, Link
 from castore.usage import usage
 from tests.faults import Counting, Outage
 from tests.helpers import (
@@ -443,6 +443,18 @@ def test_a_range_reads_only_the_blobs_it_touches(tmp_path: Path) -> None:
     start = len(data) - 1000
     assert b"".join(seen.read_file(entry, start)) == data[start:]  # type: ignore[arg-type]
     assert len(counting.read) == 1
+
+
+def test_a_blob_that_slices_share_is_read_once(tmp_path: Path) -> None:
+    """The small things between tensors lie in one blob: it was read again for each gap."""
+    repository = new_repository("local", tmp_path)
+    tensors = {f"t{i}": weights(20_000 if i % 2 else 10, i) for i in range(40)}
+    data = safetensors(tensors)
+    [file] = repository.tree(repository.commit(draft({"m": data})).name).entries.values()
+    assert isinstance(file, File) and len(file.slices) > 2 * len(file.blobs()) - 5
+    counting = Counting(repository.backend)
+    assert b"".join(with_backend(repository, counting).read_file(file)) == data
+    assert len(counting.read) == len(set(counting.read)) == len(file.blobs())
 
 
 # -- forget

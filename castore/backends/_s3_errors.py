@@ -31,6 +31,8 @@ _ADVICE = {
     "ProxyConnectionError": "the proxy cannot be reached: check HTTPS_PROXY and NO_PROXY",
     "NotImplemented": "the store does not know this request: castore needs conditional writes",
     "InvalidBucketName": "this is not a legal bucket name: check the URL",
+    "RecursionError": "the server redirects every request: check AWS_ENDPOINT_URL (http or https)"
+    " and AWS_REGION",
     "ParamValidationError": "this is not a legal bucket or object name: check the URL",
 }
 _NOT_CONNECTED = {
@@ -42,7 +44,9 @@ _NEVER_SENT = _NOT_CONNECTED | {
     "CredentialRetrievalError", "EndpointResolutionError", "InvalidEndpointURLError",
     "InvalidRegionError", "NoCredentialsError", "NoRegionError", "ParamValidationError",
     "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError",
+    "RecursionError",
 }  # fmt: skip
+"""And what the server never acted on: botocore follows redirects until it can no more."""
 
 
 class ShortRead(Exception):

@@ -180,6 +180,14 @@ class S3Backend:
         return contextlib.nullcontext()
 
     def probe(self) -> bool:
+        for attempt in range(_ATTEMPTS - 1):
+            try:
+                return self._probe_once()
+            except UnansweredError:  # what may come late concerns this attempt's name alone
+                time.sleep(random.uniform(0.5, 1) * 0.15 * 3**attempt)
+        return self._probe_once()
+
+    def _probe_once(self) -> bool:
         name = f"tmp/probe-{secrets.token_hex(16)}"
         version = self.create(name, b"1")
         other = f'"{secrets.token_hex(16)}"'

@@ -9,12 +9,15 @@ import typer
 
 from castore.cli.app import PROBLEMS, app
 from castore.cli.options import (
+    Dask,
     DryRun,
     Json,
     Labels,
     Namespaces,
     RepositoryUrl,
     SinceText,
+    Workers,
+    at_work,
     open_repository,
     parse_duration,
     parse_labels,
@@ -51,6 +54,8 @@ def check(
             metavar="URL", help="First replace damaged objects by good ones from this repository."
         ),
     ] = None,
+    workers: Workers = None,
+    dask: Dask = None,
     json: Json = False,
 ) -> None:
     """Look for damage; exit code 3 if there is.
@@ -61,6 +66,7 @@ def check(
     \b
     Example:
       castore check -r store --read-data --state check.state
+      castore check -r s3://bucket/store --read-data --dask tcp://scheduler:8786
     """
     from castore.check import CheckReport
     from castore.check import check as find_problems
@@ -71,7 +77,7 @@ def check(
     if repair_from is not None:
         _repair(out, store, open_repository(repair_from))
     report = CheckReport()
-    with out.progress("check") as progress:
+    with at_work(workers, dask) as executor, out.progress("check") as progress:
         problems = list(
             find_problems(
                 store,
@@ -82,6 +88,7 @@ def check(
                 layout=layout,
                 progress=progress,
                 report=report,
+                executor=executor,
             )
         )
     _tell_check(out, problems, report)
@@ -199,6 +206,8 @@ def copy(
     namespace: Namespaces = None,
     label: Labels = None,
     since: SinceText = None,
+    workers: Workers = None,
+    dask: Dask = None,
     json: Json = False,
 ) -> None:
     """Copy snapshots to another repository.
@@ -214,7 +223,7 @@ def copy(
     out = Output(json)
     labels, moment = parse_labels(label), parse_since(since)
     source, target = open_repository(repository), open_repository(to)
-    with out.progress("copy") as progress:
+    with at_work(workers, dask) as executor, out.progress("copy") as progress:
         report = transfer(
             source,
             target,
@@ -222,6 +231,7 @@ def copy(
             labels=labels or None,
             since=moment.moment(source),
             progress=progress,
+            executor=executor,
         )
     for name in report.names:
         out.document("copied", snapshot=str(name))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from castore.repository import Repository
 
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -35,6 +38,14 @@ Namespaces = Annotated[
     list[str] | None,
     typer.Option("--namespace", "-n", metavar="NAMESPACE", help="May be given several times."),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", min=1, help="Let this many local processes work."),
+]
+Dask = Annotated[
+    str | None,
+    typer.Option("--dask", metavar="ADDRESS", help="Let the workers of this Dask scheduler work."),
+]
 Snapshots = Annotated[list[str], typer.Argument(metavar="SNAPSHOT", show_default=False)]
 SinceText = Annotated[
     str | None,
@@ -58,6 +69,17 @@ def open_repository(url: str) -> Repository:
 def _say(text: str) -> None:
     """Why a command waits; people's text goes to stderr."""
     typer.echo(text, err=True)
+
+
+@contextmanager
+def at_work(workers: int | None, dask: str | None) -> Iterator[Executor | None]:
+    """Who does a command's work: None is this process. Imported here so that help stays quick."""
+    from castore.workers import opened
+
+    if workers is not None and dask is not None:
+        raise typer.BadParameter("--workers and --dask: choose one of the two")
+    with opened(workers, dask) as executor:
+        yield executor
 
 
 def parse_labels(texts: Sequence[str] | None) -> dict[str, str]:

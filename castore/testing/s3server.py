@@ -180,6 +180,7 @@ class S3Server:
         self.buckets = [bucket] if isinstance(bucket, str) else list(bucket)
         self.access_key = access_key or "AK" + secrets.token_hex(9).upper()
         self.secret_key = secret_key or secrets.token_hex(20)
+        self.reader_key = f"{self.access_key}R"
         self.start_timeout, self.stop_timeout, self.attempts = start_timeout, stop_timeout, attempts
         self.volume_size_mb = volume_size_mb
         self.ports: list[int] = []
@@ -228,6 +229,10 @@ class S3Server:
             "client_kwargs": {"region_name": REGION},
         }
 
+    def reader_options(self) -> dict[str, Any]:
+        """`fsspec_options` of somebody who may read and list, no more (SeaweedFS)."""
+        return {**self.fsspec_options(), "key": self.reader_key}
+
     def boto3_options(self) -> dict[str, Any]:
         return {
             "endpoint_url": self.endpoint,
@@ -265,7 +270,14 @@ class S3Server:
                             "credentials": [
                                 {"accessKey": self.access_key, "secretKey": self.secret_key}
                             ],
-                        }
+                        },
+                        {
+                            "name": "reader",
+                            "actions": ["Read", "List"],
+                            "credentials": [
+                                {"accessKey": self.reader_key, "secretKey": self.secret_key}
+                            ],
+                        },
                     ]
                 }
             )
