@@ -33,3 +33,24 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+NAMED = re.compile(r"`(?:([\w/]+\.py))?::(\w+)(?:\[[^`]*\])?`")
+TABLES = [ROOT / "docs/reliability.md", ROOT / "docs/ecosystem.md"]
+
+
+@pytest.mark.parametrize("page", TABLES, ids=lambda p: p.name)
+def test_every_test_that_a_page_names_is_there(page: Path) -> None:
+    """A name without a file belongs to the last file named before it, also by a link."""
+    sources = {p.relative_to(ROOT / "tests").as_posix(): p for p in (ROOT / "tests").rglob("*.py")}
+    checked, file = 0, ""
+    for line in page.read_text().splitlines():
+        for found in re.finditer(rf"{NAMED.pattern}|([\w/]*\btest_\w+\.py)", line):
+            file = (found[1] or found[3] or file).rpartition("tests/")[2]
+            if found[2] is None:
+                continue
+            text = [p.read_text() for n, p in sources.items() if f"/{n}".endswith(f"/{file}")]
+            assert text, f"{page.name}: there is no {file}: {line}"
+            assert any(f"def {found[2]}" in t for t in text), f"{page.name}: {found[0]} of {file}"
+            checked += 1
+    assert checked > 10
