@@ -196,7 +196,7 @@ def test_usage_adds_up(store: str, run_folder: Path) -> None:
 def test_drivers_and_a_driver_that_is_not_installed(store: str, run_folder: Path) -> None:
     shown = castore("drivers").stdout
     assert [line.split()[0] for line in shown.splitlines()[1:]] == [
-        *("experiments", "folder", "pools", "receipts")
+        *("dcp", "experiments", "folder", "pools", "receipts")
     ]
     assert castore("commit", str(run_folder), "-r", store, "--driver", "folder").exit_code == 0
     missing = castore("commit", str(run_folder), "-r", store, "--driver", "nope")
