@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from castore import CastoreError
+
 VERDICTS = ("ok", "not-checked", "missing", "unreadable", "mismatch")
 """From the best to the worst."""
 
@@ -80,7 +82,7 @@ def audited(
     def safe(thing: T) -> Item:
         try:
             return work(thing)
-        except (OSError, ValueError, LookupError) as e:
+        except (CastoreError, OSError, ValueError, LookupError) as e:
             return Item(name(thing), (Link("readable", "unreadable", str(e)),))
 
     with ThreadPoolExecutor(workers) as pool:

@@ -1,4 +1,4 @@
-"""Audit one or several zoos of pool checkpoints: one report, a row a cell.
+"""Audit one or several zoos of pool checkpoints: one report, a row a cell or lone base.
 
     python scripts/audit_pools.py zoo-folder s3://bucket/zoo --json
     CASTORE_REPOSITORY=store python scripts/audit_pools.py castore://agnews/latest
@@ -24,7 +24,7 @@ from _report import VERDICTS, Item, Link, audited, exit_code, show
 from castore import CastoreError
 from castore_pools.layout import CellFiles, survey
 from castore_pools.places import Place, open_place
-from castore_pools.verify import Finding, Metric, verify_cell
+from castore_pools.verify import Finding, Metric, verify_base, verify_cell
 
 
 def links(findings: Iterable[Finding]) -> tuple[Link, ...]:
@@ -69,20 +69,31 @@ def audit_zoo(zoo: str, options: argparse.Namespace) -> list[Item]:
     """An item a cell; one that says why where there is no layout to be read."""
     try:
         place = open_place(zoo)
-        things = [(place, files) for files in survey(place).cells]
+        found = survey(place)
     except CastoreError as e:
         return [Item(zoo, (Link("layout", "unreadable", str(e)),))]
-    return list(audited(partial(audit, options, options.metric), things, _name, options.jobs))
+    things = [(place, files) for files in found.cells]
+    lone = [(place, path) for path in found.bases]
+    items = list(audited(partial(audit, options, options.metric), things, _name, options.jobs))
+    return items + list(audited(audit_base, lone, _name, options.jobs))
 
 
-def _name(thing: tuple[Place, CellFiles]) -> str:
-    place, files = thing
-    return f"{place.where}: {files.cell}"
+def audit_base(thing: tuple[Place, str]) -> Item:
+    """The audit of a base that no pool was collected from."""
+    return Item(_name(thing), links(verify_base(*thing)), {"files": 0})
+
+
+def _name(thing: tuple[Place, CellFiles | str]) -> str:
+    place, what = thing
+    return f"{place.where}: {what if isinstance(what, str) else what.cell}"
 
 
 def _metric(text: str) -> Callable[..., float]:
     module, _, name = text.partition(":")
-    found: Callable[..., float] = getattr(import_module(module), name)
+    try:
+        found: Callable[..., float] = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as e:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be imported: {e}") from e
     return found
 
 

@@ -2,7 +2,8 @@
 
     python scripts/audit_receipts.py runs/a s3://bucket/run --json --plot returns.png
 
-Exit codes: 0 all sound; 3 where a link does not hold or a place could not be looked at.
+Exit codes: 0 all sound; 3 where a link does not hold or a place could not be looked at; 1 where
+the picture cannot be drawn or a file of keys holds none.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from importlib.util import find_spec
 
 from _report import Item, Link, exit_code, plot, show
 
+from castore import CastoreError
 from castore_receipts.links import Report
 from castore_receipts.verify import verify_all
 
@@ -69,14 +71,26 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     if options.plot and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install 'castore[receipts]'")
-    found = verify_all(options.places, trust=options.trust, workers=options.workers)
-    items = [item(one) for one in found]
+    try:
+        found = verify_all(options.places, trust=options.trust, workers=options.workers)
+        items = [item(one) for one in found]
+    except CastoreError as e:  # keys that are none: what places hold is in the report
+        print(f"audit_receipts: {e}", file=sys.stderr)
+        return e.exit_code
     show(items, COLUMNS, options.json)
-    if options.plot:
-        marked = [p for p in map(_point, (one for one in items if one.problems)) if p is not None]
-        plot(options.plot, points(items), "environment steps", "mean validation return", marked)
-        print(f"drawn: {options.plot}", file=sys.stderr)
-    return exit_code(items)
+    return exit_code(items) if not options.plot or draw(items, options.plot) else 1
+
+
+def draw(items: Sequence[Item], path: str) -> bool:
+    """The picture; False, and why, where it cannot be written."""
+    marked = [p for p in map(_point, (one for one in items if one.problems)) if p is not None]
+    try:
+        plot(path, points(items), "environment steps", "mean validation return", marked)
+    except (OSError, ValueError) as e:
+        print(f"audit_receipts: {path} cannot be drawn: {e}", file=sys.stderr)
+        return False
+    print(f"drawn: {path}", file=sys.stderr)
+    return True
 
 
 if __name__ == "__main__":

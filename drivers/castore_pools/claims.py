@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from castore import LayoutError, NotFoundError
+from castore import IntegrityError, LayoutError, NotFoundError
 from castore.tensors import TensorInfo
 from castore_pools.checkpoint import Checkpoint
 from castore_pools.layout import CellFiles
@@ -42,7 +42,7 @@ def broken_claims(place: Place, files: CellFiles, base: Checkpoint | None) -> It
 
 
 def _config(place: Place, path: str) -> dict[str, Any]:
-    """A configuration, empty where there is none."""
+    """A configuration, empty where there is none; `LayoutError` for one that cannot be read."""
     try:
         source = place.source(path)
     except NotFoundError:
@@ -51,6 +51,8 @@ def _config(place: Place, path: str) -> dict[str, Any]:
         raise LayoutError(f"{source.where}: {source.size} bytes, at most {_MAX_CONFIG}")
     try:
         document = json.loads(source.read(0, source.size))
+    except (IntegrityError, NotFoundError) as e:
+        raise LayoutError(f"{source.where}: lost or damaged: {e}") from e
     except (ValueError, RecursionError) as e:
         raise LayoutError(f"{source.where}: not JSON: {e}") from e
     if not isinstance(document, dict):

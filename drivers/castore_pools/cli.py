@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from castore.cli.options import Dask, Workers, at_work
+
 if TYPE_CHECKING:
     from castore import Repository
     from castore_pools.places import Place
@@ -249,6 +251,8 @@ def verify(
         bool, typer.Option("--require-pin", help="Unpinned files are problems.")
     ] = False,
     repository: Given = None,
+    workers: Workers = None,
+    dask: Dask = None,
     json: Json = False,
 ) -> None:
     """Recompute what a zoo promises.
@@ -261,24 +265,23 @@ def verify(
       castore pools verify zoo-folder --metric mymodels:accuracy
       castore pools verify castore://agnews/latest -r store
     """
+    from dataclasses import asdict
+
     from castore.cli.output import Output, printable
     from castore_pools.verify import verify_place
 
     out, counts = Output(json), {"kept": 0, "broken": 0, "not_checked": 0}
     function = _function(metric) if metric is not None else None
     place = _place(root, repository)
-    for found in verify_place(place, metric=function, sample=sample, require_pin=require_pin):
-        kind = "broken" if found.broken else "kept" if found.verdict == "ok" else "not_checked"
-        counts[kind] += 1
-        if found.verdict != "ok":
-            out.document(
-                "finding",
-                path=found.path,
-                check=found.check,
-                verdict=found.verdict,
-                detail=found.detail,
-            )
-            out.line(printable(f"{found.path}: {found.check}: {found.verdict}: {found.detail}"))
+    how: dict[str, Any] = {"metric": function, "sample": sample, "require_pin": require_pin}
+    with at_work(workers, dask) as executor:
+        for found in verify_place(place, **how, executor=executor):
+            kind = "broken" if found.broken else "kept" if found.verdict == "ok" else "not_checked"
+            counts[kind] += 1
+            if found.verdict != "ok":
+                out.document("finding", **asdict(found))
+                words = (found.path, found.check, found.verdict, found.detail)
+                out.line(printable(": ".join(words)))
     out.document("verified", **counts)
     out.note(", ".join(f"{n} {k.replace('_', ' ')}" for k, n in counts.items()))
     if counts["broken"]:

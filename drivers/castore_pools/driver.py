@@ -12,6 +12,7 @@ from castore import (
     Draft,
     File,
     IntegrityError,
+    LayoutError,
     NotFoundError,
     Repository,
     SnapshotName,
@@ -66,9 +67,12 @@ class PoolsDriver:
                 yield from _unreadable(repository, path, file)
         if rest:
             return
-        for finding in verify_place(SnapshotPlace(repository, [str(snapshot)])):
-            if finding.broken:
-                yield finding.path, f"{finding.check}: {finding.detail}"
+        try:
+            for finding in verify_place(SnapshotPlace(repository, [str(snapshot)])):
+                if finding.broken:
+                    yield finding.path, f"{finding.check}: {finding.detail}"
+        except (IntegrityError, NotFoundError, LayoutError) as e:  # of the registry
+            yield "metadata/registry", f"layout: {e}"
 
 
 def _unreadable(repository: Repository, path: str, file: File) -> Iterator[tuple[str, str]]:

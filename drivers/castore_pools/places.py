@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from castore import BackendError, File, NotFoundError, Repository
+from castore.backends import without_secrets
+from castore.workers import Lent
 from castore_pools.addresses import default_repository, split_castore
 from castore_pools.sources import (
     KEPT,
@@ -73,10 +75,13 @@ def _unreadable(error: OSError) -> None:
 
 
 class UrlPlace:
-    """A folder behind an fsspec URL."""
+    """A folder behind an fsspec URL; pickles without secrets."""
 
     def __init__(self, url: str, storage_options: dict[str, Any] | None = None):
         self.where, self._options = url.rstrip("/"), storage_options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UrlPlace, (without_secrets(self.where), without_secrets(self._options))
 
     def paths(self, below: str = "") -> list[str]:
         import fsspec
@@ -106,7 +111,7 @@ class SnapshotPlace:
         keep: int = KEPT,
     ):
         self._keep = keep
-        self._repository = repository
+        self._lent = Lent(repository)  # opened where it is read, by a worker too
         self._files: dict[str, File] = {}
         names = list(snapshots)
         for name in names:
@@ -122,7 +127,7 @@ class SnapshotPlace:
         file = self._files.get(path)
         if file is None:
             raise NotFoundError(f"there is no file {path!r} in {self.where}")
-        return SnapshotSource(self._repository, file, f"{self.where}/{path}", self._keep)
+        return SnapshotSource(self._lent.repository, file, f"{self.where}/{path}", self._keep)
 
 
 def open_place(

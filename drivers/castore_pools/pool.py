@@ -13,6 +13,7 @@ from castore_pools.assembly import assemble
 from castore_pools.checkpoint import Checkpoint, open_checkpoint
 from castore_pools.pins import FIELD, frozen_keys_of, read_pin
 from castore_pools.rules import check_keys, check_pin
+from castore_pools.values import dtype_name, dtype_of, is_floating
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,26 +75,35 @@ class Pool:
         return self.base.keys()
 
     def info(self, key: str) -> TensorInfo:
-        """Dtype, shape and place of a tensor, without reading it."""
+        """Dtype, shape and place of a tensor in its file, without reading it."""
         found = self._home(key).state[key]
         if not isinstance(found, TensorInfo):
             raise LayoutError(f"{key!r} is a plain value, not a tensor")
         return found
 
     def tensor(self, key: str) -> Tensor:
-        """One tensor, without the rest; a frozen one comes from the base, its pin checked."""
+        """One tensor as `assemble` gives it, without the rest.
+
+        A frozen one comes from the base, its pin checked, in the dtype that was recorded.
+        """
         tensor = self._home(key).tensor(key)
         if key in self._frozen and key not in self._proven and self.pinned:
             check_pin(self.base, {key: tensor}, self._pin, self.member.where)
             self._proven.add(key)
-        return tensor
+        return self._converted(key, tensor)
+
+    def _converted(self, key: str, tensor: Tensor) -> Tensor:
+        dtype = self._pin.dtype
+        if dtype is None or key not in self._frozen or not is_floating(dtype_name(tensor)):
+            return tensor
+        return tensor.to(dtype_of(dtype))
 
     def rows(self, key: str, start: int, stop: int) -> Tensor:
         """Rows ``[start, stop)`` of one tensor. A part of a frozen tensor proves no pin."""
         home = self._home(key)
         if key in home.kept and 0 <= start <= stop and self.info(key).shape:
             return self.tensor(key)[start:stop].clone()
-        return home.rows(key, start, stop)
+        return self._converted(key, home.rows(key, start, stop))
 
     def assemble(self, *, require_pin: bool = False) -> OrderedDict[str, Tensor]:
         """The whole state dict; only what was not read before is transferred."""

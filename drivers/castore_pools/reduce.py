@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from castore_pools.checkpoint import STATE_KEY, Checkpoint, open_checkpoint
 from castore_pools.files import write_bytes
 from castore_pools.freeze import saved_state
 from castore_pools.names import cell_of, collected_index, split_root
-from castore_pools.pins import FIELD, Pin
+from castore_pools.pins import FIELD, Pin, read_pin
 from castore_pools.registry import put_record, read_record
 from castore_pools.rules import check_forms, check_keys, tie_groups
 from castore_pools.sources import BytesSource
@@ -50,7 +50,10 @@ def reduce_files(
     Raises
     ------
     LayoutError
-        No pool files, or files that are no full checkpoints of the base's model.
+        No pool files, files that are no checkpoints of the base's model, or unpinned ones from
+        which keys were taken out before.
+    IntegrityError
+        Keys that were taken out before are, by the pin, not the base's.
     InvalidInputError
         Nothing changed at all between the base and the files.
     """
@@ -88,8 +91,9 @@ def _unchanged(base: Checkpoint, digests: dict[str, str], paths: list[Path]) -> 
         member = open_checkpoint(path)
         held = member.fields.get("frozen_keys") or []
         check_keys(base.state, member.state, held)
-        dtype = (member.fields.get(FIELD) or {}).get("dtype")
-        check_forms(base.state, member.state, dtype)
+        pin = read_pin(member.fields.get(FIELD), member.where)
+        check_forms(base.state, member.state, pin.dtype)
+        _check_taken_out(held, pin, digests, member.where)
         for key in sorted(same & member.state.keys()):
             if value_digest(member.load([key])[key]) != digests[key]:
                 same.discard(key)
@@ -97,6 +101,21 @@ def _unchanged(base: Checkpoint, digests: dict[str, str], paths: list[Path]) -> 
         if not same.issuperset(group):
             same.difference_update(group)
     return [k for k in base.state if k in same]
+
+
+def _check_taken_out(held: Sequence[str], pin: Pin, digests: Mapping[str, str], where: str) -> None:
+    """What was taken out before must be the base's: the pin that is written vouches for it."""
+    if held and not pin.frozen:
+        raise LayoutError(
+            f"{where}: {', '.join(held[:8])} taken out already and no pin says what they were: a"
+            " pin written now would vouch for what nothing shows; reduce the full files"
+        )
+    wrong = [k for k in held if pin.frozen.get(k) != digests[k]]
+    if wrong:
+        raise IntegrityError(
+            f"{where}: the base is not the one it was collected from: {', '.join(wrong[:8])}"
+            " differ from its pin; nothing was written"
+        )
 
 
 def _reduced(

@@ -5,16 +5,25 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from castore import BackendError, CastoreError, FormatError, LayoutError, NotFoundError
+from castore import (
+    BackendError,
+    CastoreError,
+    FormatError,
+    IntegrityError,
+    LayoutError,
+    NotFoundError,
+)
+from castore.workers import ELSEWHERE, results
 from castore_pools import rules
 from castore_pools.assembly import assemble
 from castore_pools.checkpoint import Checkpoint, open_checkpoint
 from castore_pools.claims import broken_claims, training_config
 from castore_pools.freeze import not_finite
-from castore_pools.layout import CellFiles, survey
+from castore_pools.layout import CellFiles, Survey, survey
 from castore_pools.pins import FIELD, Pin, frozen_keys_of, read_pin
 from castore_pools.places import Place, open_place
 from castore_pools.sources import Source
@@ -23,7 +32,10 @@ from castore_pools.values import state_digest
 Metric: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any]], float]
 
 _STEP = 8 << 20
+_FILES = 8  # pool files a job: each job reads the base once more
 _SOUND = ("ok", "not-checked")
+_DAMAGE = (FormatError, IntegrityError, NotFoundError)
+"""What a read may raise where bytes are lost or damaged: also late, tensor by tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +59,22 @@ def verify_zoo(
     sample: int = 3,
     require_pin: bool = False,
     storage_options: dict[str, Any] | None = None,
+    executor: Executor | None = None,
 ) -> Iterator[Finding]:
     """Verify every cell of the layout at ``root`` (folder, URL or ``castore://``); see below."""
     place = open_place(root, storage_options)
-    return verify_place(place, metric=metric, sample=sample, require_pin=require_pin)
+    return verify_place(
+        place, metric=metric, sample=sample, require_pin=require_pin, executor=executor
+    )
 
 
 def verify_place(
-    place: Place, *, metric: Metric | None = None, sample: int = 3, require_pin: bool = False
+    place: Place,
+    *,
+    metric: Metric | None = None,
+    sample: int = 3,
+    require_pin: bool = False,
+    executor: Executor | None = None,
 ) -> Iterator[Finding]:
     """Every promise of every cell, kept or not.
 
@@ -67,12 +87,60 @@ def verify_place(
         Pool files a cell whose metric is recomputed: first, last and those evenly between.
     require_pin : bool
         An unpinned file is a mismatch, not just unchecked.
+    executor : concurrent.futures.Executor, optional
+        Who does the work, some pool files a job; ``metric`` must pickle then. Secrets in storage
+        options do not travel to other processes: see `castore.workers`.
+
+    Raises
+    ------
+    BackendError
+        The files, or a worker, cannot be reached.
     """
     found = survey(place)
+    if executor is not None:
+        yield from _spread(place, found, metric, sample, require_pin, executor)
+        return
     for files in found.cells:
         yield from verify_cell(place, files, metric=metric, sample=sample, require_pin=require_pin)
     for path in found.bases:
-        yield from _verify_lone_base(place, path)
+        yield from verify_base(place, path)
+
+
+def _spread(
+    place: Place,
+    found: Survey,
+    metric: Metric | None,
+    sample: int,
+    require_pin: bool,
+    executor: Executor,
+) -> Iterator[Finding]:
+    """The same findings in the same order; each job reads its cell's base, and `_FILES` files."""
+
+    def jobs() -> Iterator[tuple[Any, ...]]:
+        for files in found.cells:
+            for start in range(0, max(1, len(files.pool)), _FILES):
+                yield place, files, metric, sample, require_pin, range(start, start + _FILES)
+        for path in found.bases:
+            yield place, path
+
+    for some in results(executor, _job, jobs()):
+        yield from some
+
+
+def _job(place: Place, what: CellFiles | str, *how: Any) -> list[Finding]:
+    """A part of a cell, or a base without one. A worker must see what the caller saw."""
+    path = what if isinstance(what, str) else what.base
+    try:
+        if path is not None:
+            place.source(path)
+    except NotFoundError as e:
+        raise BackendError(
+            f"a worker does not find {path} of {place.where}, which was there a moment ago ({e}):"
+            f" {ELSEWHERE}"
+        ) from e
+    if isinstance(what, str):
+        return list(verify_base(place, what))
+    return list(_verify_part(place, what, *how))
 
 
 def verify_cell(
@@ -84,32 +152,51 @@ def verify_cell(
     require_pin: bool = False,
 ) -> Iterator[Finding]:
     """The promises of one cell."""
-    folder = files.cell.pool_folder
+    yield from _verify_part(place, files, metric, sample, require_pin, range(len(files.pool) + 1))
+
+
+def _verify_part(
+    place: Place,
+    files: CellFiles,
+    metric: Metric | None,
+    sample: int,
+    require_pin: bool,
+    part: range,
+) -> Iterator[Finding]:
+    """The promises of some of a cell's pool files; with the first, those of the cell itself."""
+    folder, first = files.cell.pool_folder, part.start == 0
     if not files.pool and files.record is None:  # a base's own snapshot
         if files.base:
-            yield from _verify_lone_base(place, files.base, files)
+            yield from verify_base(place, files.base, files)
         return
     path = files.base or files.cell.base_path
     base, problem = _open(place, path, "base")
-    yield problem
+    if first:
+        yield problem
+    elif base is None:
+        return
     try:
-        yield from (Finding(*claim) for claim in broken_claims(place, files, base))
+        if first:
+            yield from (Finding(*claim) for claim in broken_claims(place, files, base))
         member = _Member(place, files, base, require_pin) if base is not None else None
-    except FormatError as e:
-        yield Finding(path, "base", "unreadable", str(e))
+    except _DAMAGE as e:
+        if first:
+            yield _told(path, "base", e)
         return
     except LayoutError as e:
-        yield Finding(files.cell.registry_path, "record", "unreadable", str(e))
+        if first:
+            yield Finding(files.cell.registry_path, "record", "unreadable", str(e))
         return
     if member is None:
         yield Finding(folder, "pool", "not-checked", "without its base")
         return
     chosen = _chosen(list(files.pool), sample) if metric else []
-    for index, path in files.pool.items():
+    for index, path in list(files.pool.items())[part.start : part.stop]:
         yield from member.verify(index, path, metric if index in chosen else None)
 
 
-def _verify_lone_base(place: Place, path: str, files: CellFiles | None = None) -> Iterator[Finding]:
+def verify_base(place: Place, path: str, files: CellFiles | None = None) -> Iterator[Finding]:
+    """The promises of a base that no pool was collected from."""
     base, problem = _open(place, path, "base")
     if base is None:
         yield problem
@@ -119,19 +206,22 @@ def _verify_lone_base(place: Place, path: str, files: CellFiles | None = None) -
     try:
         yield problem
         yield _finite(path, base.load(base.keys()))
-    except FormatError as e:
-        yield Finding(path, "base", "unreadable", str(e))
+    except _DAMAGE as e:
+        yield _told(path, "base", e)
+
+
+def _told(path: str, check: str, error: Exception) -> Finding:
+    verdict = "missing" if isinstance(error, NotFoundError) else "unreadable"
+    return Finding(path, check, verdict, str(error))
 
 
 def _open(place: Place, path: str, check: str) -> tuple[Checkpoint | None, Finding]:
     try:
         return open_checkpoint(place.source(path)), Finding(path, check, "ok")
-    except NotFoundError as e:
-        return None, Finding(path, check, "missing", str(e))
     except BackendError:
         raise
     except CastoreError as e:
-        return None, Finding(path, check, "unreadable", str(e))
+        return None, _told(path, check, e)
 
 
 def _finite(path: str, state: Mapping[str, Any]) -> Finding:
@@ -166,20 +256,25 @@ class _Member:
         yield problem
         if member is None:
             return
-        log = self._logs.get(path.rpartition("/")[2], {})
         try:
-            yield from self._fields(index, path, member, log)
-            yield from self._joined(path, member)
-            state = member.load(member.keys())
+            yield from self._promises(index, path, member)
+            if metric is not None:
+                yield self._metric(path, member, metric)
         except BackendError:
             raise
+        except _DAMAGE as e:
+            yield _told(path, "readable", e)
         except CastoreError as e:
             yield Finding(path, "keys", "mismatch", str(e))
-            return
+
+    def _promises(self, index: int, path: str, member: Checkpoint) -> Iterator[Finding]:
+        """All but the metric; raises what `rules` and reading raise."""
+        log = self._logs.get(path.rpartition("/")[2], {})
+        yield from self._fields(index, path, member, log)
+        yield from self._joined(path, member)
+        state = member.load(member.keys())
         yield _finite(path, state)
         yield from self._digest(path, member, state, log)
-        if metric is not None:
-            yield self._metric(path, member, metric)
 
     def _fields(
         self, index: int, path: str, member: Checkpoint, log: Mapping[str, Any]

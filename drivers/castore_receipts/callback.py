@@ -24,6 +24,7 @@ from castore_receipts.provenance import check_shapes, facts_of_run
 from castore_receipts.record import Parent, Watched
 from castore_receipts.seeds import roles
 from castore_receipts.tensors import assert_finite, state_of
+from castore_receipts.validation import check_form
 
 if TYPE_CHECKING:
     import gymnasium
@@ -70,6 +71,9 @@ class ReceiptCallback(BaseCallback):
         The run's program or folder, whose revision is recorded.
     log : text stream
         Gets one JSON line a checkpoint.
+    traces : {"npz", "zarr"}
+        Whether validation trajectories are stored as ``validation.npz``, or as the zarr arrays
+        of a folder ``validation.zarr``.
     clock : callable
         Seconds, monotonic.
 
@@ -105,6 +109,7 @@ class ReceiptCallback(BaseCallback):
         sign_with: str | os.PathLike[str] | None = None,
         source: str | os.PathLike[str] | None = None,
         log: TextIO | None = None,
+        traces: str = "npz",
         clock: Callable[[], float] = time.perf_counter,
     ):
         super().__init__()
@@ -125,6 +130,7 @@ class ReceiptCallback(BaseCallback):
             materialize=materialize,
             background=background,
             log=log,
+            traces=check_form(traces),
         )
         self.environment, self.make_adapter = environment, adapter
         self._watched = dict(watched or {})

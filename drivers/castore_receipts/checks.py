@@ -15,7 +15,10 @@ from castore_receipts.episodes import mean
 from castore_receipts.links import MISMATCH, MISSING, NOT_CHECKED, OK, UNREADABLE, Link
 from castore_receipts.record import RULE, sha256
 from castore_receipts.subject import Subject, absent
+from castore_receipts.trace_folder import RULE as RULE_OF_FOLDER
+from castore_receipts.trace_folder import digest_of_folder
 from castore_receipts.traces import seed_of, trace_name
+from castore_receipts.validation import FILE, FOLDER
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -48,7 +51,31 @@ def file_hash(subject: Subject, key: str, file: str) -> Link:
     if missing is not None:
         required = key == "checkpoint_sha256" and subject.trouble is None
         return Link(key, MISSING, missing.detail) if required else missing
-    return compare(key, subject.receipt[key], subject.file(file), f"{subject.source.name}/{file}")
+    facts = {"sha256": subject.receipt[key]}
+    if key == "checkpoint_sha256" and subject.ours:
+        facts["bytes"] = subject.receipt.get("checkpoint_bytes")
+    return _filed(subject, key, facts, file)
+
+
+def validation_hash(subject: Subject) -> Link:
+    """The hash of the trajectories: of a file's bytes, or by the rule for a folder."""
+    if subject.form == "npz":
+        return file_hash(subject, "validation_sha256", FILE)
+    name = "validation_sha256"
+    missing = absent(subject, name, name)
+    if missing is not None:
+        return missing
+    files = subject.folder(FOLDER)
+    found, wanted = digest_of_folder(files), subject.receipt[name]
+    if found == wanted:
+        return Link(name, OK, found)
+    return Link(
+        name,
+        MISMATCH,
+        f"{subject.source.name}/{FOLDER} ({len(files)} files) has the digest {found} by"
+        f" {RULE_OF_FOLDER}, the receipt says {wanted!r:.80}: one of them was changed; fetch the"
+        " folder again or check it out from its snapshot",
+    )
 
 
 def compare(link: str, expected: Any, data: bytes, where: str) -> Link:
@@ -72,6 +99,9 @@ def finite(subject: Subject) -> Link:
     bad = first_nonfinite(tensors)
     if bad is not None:
         return Link("finite", MISMATCH, f"{subject.source.name}/{POLICY}: {bad}")
+    said = subject.receipt.get("tensors", len(tensors))
+    if subject.ours and said != len(tensors):
+        return Link("finite", MISMATCH, f"{len(tensors)} tensors, the receipt says {said!r:.80}")
     return Link("finite", OK, f"{len(tensors)} tensors")
 
 
@@ -214,9 +244,7 @@ def normalizer(subject: Subject) -> Link:
     if said is None:
         verdict = MISMATCH if scaled else OK
         return Link(name, verdict, "the run had none")
-    expected = said.get("sha256") if isinstance(said, Mapping) else None
-    where = f"{subject.source.name}/{NORMALIZER}"
-    return compare(name, expected, subject.file(NORMALIZER), where)
+    return _filed(subject, name, said, NORMALIZER)
 
 
 def state(subject: Subject) -> Link:
@@ -235,9 +263,18 @@ def state(subject: Subject) -> Link:
         )
     for file in ("training.safetensors", "replay.safetensors"):
         if file in said:
-            facts = said[file]
-            expected = facts.get("sha256") if isinstance(facts, Mapping) else None
-            link = compare("state", expected, subject.file(file), f"{subject.source.name}/{file}")
+            link = _filed(subject, "state", said[file], file)
             if link.verdict != OK:
                 return link
     return Link("state", OK, ", ".join(sorted(said)))
+
+
+def _filed(subject: Subject, link: str, said: Any, file: str) -> Link:
+    """A file beside the receipt, and the digest and size that are given for it."""
+    data, facts = subject.file(file), said if isinstance(said, Mapping) else {}
+    where = f"{subject.source.name}/{file}"
+    found = compare(link, facts.get("sha256"), data, where)
+    if found.verdict == OK and facts.get("bytes", len(data)) != len(data):
+        detail = f"{where} takes {len(data)} bytes, the receipt says {facts['bytes']!r:.80}"
+        return Link(link, MISMATCH, detail)
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
@@ -89,7 +89,21 @@ def budget(subject: Subject) -> Link:
         for name, other in (("step", "environment_steps"), ("updates", "updates"))
         if subject.receipt.get(name) != done.get(other)
     ]
+    wrong += [f"less than the parent: {n}" for n in _went_back(subject, done)]
     return Link("budget", MISMATCH if wrong else OK, "; ".join(wrong))
+
+
+def _went_back(subject: Subject, done: Mapping[str, Any]) -> Iterator[str]:
+    """The counts that are lower than in the receipt that training went on from."""
+    parent = subject.family.parent_of(subject.receipt)
+    if parent is None or gates.relation_of(subject.receipt) not in ("previous", "resumed"):
+        return
+    said = parent.get("budget")
+    before = said.get("completed") if isinstance(said, Mapping) else None
+    for name in ("training_steps", "updates"):
+        was, now = (before or {}).get(name), done.get(name)
+        if type(was) is int and type(now) is int and now < was:
+            yield f"{name} {now}, {was} before"
 
 
 def world_model(subject: Subject) -> Link:

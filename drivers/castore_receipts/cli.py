@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from castore.cli.app import PROBLEMS
-from castore.cli.options import Json
+from castore.cli.options import Dask, Json, Workers, at_work
 from castore.cli.output import Output
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ def verify(
         list[str] | None,
         typer.Option("--trust", metavar="KEYFILE", help="Public keys (PEM) that must have signed."),
     ] = None,
+    workers: Workers = None,
+    dask: Dask = None,
     json: Json = False,
 ) -> None:
     """Recompute everything that receipts promise, without training code.
@@ -72,7 +74,9 @@ def verify(
 
     out = Output(json)
     store = _opened(repository)
-    reports = list(verify_all(locations, trust=trust or [], repository=store))
+    with at_work(workers, dask) as executor:
+        found_all = verify_all(locations, trust=trust or [], repository=store, executor=executor)
+        reports = list(found_all)
     for found in reports:
         _show(out, found)
     out.note(_PROOF)

@@ -25,7 +25,6 @@ from castore.backends import open_backend
 DRIVER = "receipts"
 RECEIPT = "receipt.json"
 POLICY = "policy.safetensors"
-VALIDATION = "validation.npz"
 NORMALIZER = "normalizer.safetensors"
 TRAINING = "training.safetensors"
 REPLAY = "replay.safetensors"
@@ -192,9 +191,14 @@ class Destination:
         """The file of the same name in the previous snapshot, for each path."""
         if base is None:
             return {}
-        earlier = {p.rpartition("/")[2]: p for p, _ in self.repository.tree(base).files()}
-        names = {path: path.rpartition("/")[2] for path in content}
+        earlier = {_within(p): p for p, _ in self.repository.tree(base).files()}
+        names = {path: _within(path) for path in content}
         return {p: f"{base}:{earlier[n]}" for p, n in names.items() if n in earlier}
+
+
+def _within(path: str) -> str:
+    """A path less the two folders that name the checkpoint."""
+    return path.split("/", 2)[-1]
 
 
 def _address(backend: Backend) -> str:

@@ -6,15 +6,25 @@ import os
 from collections.abc import Iterator
 from os import PathLike
 
-from castore import Draft, LayoutError, NotFoundError, Repository, SnapshotName, disk_file
-from castore_receipts import destination, documents
+from castore import (
+    BackendError,
+    Draft,
+    LayoutError,
+    NotFoundError,
+    Repository,
+    SnapshotName,
+    disk_file,
+    scan,
+)
+from castore.source import SourceEntry
+from castore_receipts import destination, documents, validation
 from castore_receipts.links import MISSING, UNREADABLE
 from castore_receipts.sources import FolderSource, SnapshotSource, sources
 from castore_receipts.subject import Family, Subject
 from castore_receipts.verify import report
 
 _FILES = (
-    *(destination.POLICY, destination.VALIDATION, destination.NORMALIZER, "evaluation.npz"),
+    *(destination.POLICY, validation.FILE, destination.NORMALIZER, "evaluation.npz"),
     destination.RECEIPT,
 )
 
@@ -62,6 +72,21 @@ class ReceiptsDriver:
             yield f"{path}/{destination.RECEIPT}", f"{link.name}: {link.verdict}: {link.detail}"
 
 
+def _refuse_links(source: FolderSource) -> None:
+    """A link in a folder somebody else wrote would bring in any file of this machine."""
+    for name in (*_FILES, validation.FOLDER):
+        at = f"{source.name}/{name}"
+        if os.path.islink(at):
+            raise LayoutError(
+                f"{at} is a symbolic link, which is not followed: put the file itself there, and"
+                " collect again"
+            )
+    try:
+        source.sizes(validation.FOLDER)
+    except BackendError as e:
+        raise LayoutError(f"{source.name}: {e}") from e
+
+
 def _draft(root: str, source: FolderSource) -> Draft:
     subject = Subject.read(source)
     receipt = subject.receipt
@@ -73,7 +98,11 @@ def _draft(root: str, source: FolderSource) -> Draft:
         )
     path = os.path.relpath(source.name, os.path.abspath(root))
     inside = path if path != "." else f"{destination.CHECKPOINTS}/{source.folder}"
+    _refuse_links(source)
     names = [n for n in _FILES if os.path.lexists(f"{source.name}/{n}")]
+    entries: dict[str, SourceEntry] = {n: disk_file(f"{source.name}/{n}") for n in names}
+    if os.path.isdir(folder := f"{source.name}/{validation.FOLDER}"):
+        entries |= {f"{validation.FOLDER}/{p}": e for p, e in scan([folder]).items()}
     step = receipt.get("step")
     kind = "final" if subject.final else "receipt"
     number = receipt.get("run") if subject.final else step
@@ -81,7 +110,7 @@ def _draft(root: str, source: FolderSource) -> Draft:
         raise LayoutError(f"{source.name}: the receipt tells no step")
     ours = documents.is_ours(receipt)
     return Draft(
-        {f"{inside}/{n}": disk_file(f"{source.name}/{n}") for n in names},
+        {f"{inside}/{n}": entry for n, entry in entries.items()},
         driver=destination.DRIVER,
         key=f"final.{number:04d}" if kind == "final" else destination.checkpoint_key(number),
         facts={"step": step, "receipt_sha256": receipt.get("receipt_sha256") if ours else None},

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from castore import InvalidInputError, ReceiptMismatchError
-from castore_receipts import destination, normalize, record, seeds, sign
+from castore_receipts import destination, normalize, record, seeds, sign, validation
 from castore_receipts.arrays import Tensor, write_safetensors
 from castore_receipts.compare import verify_expansion
 from castore_receipts.destination import Destination, Folder
@@ -22,7 +22,6 @@ from castore_receipts.rebuild import with_zeros
 from castore_receipts.record import Parent
 from castore_receipts.resuming import verified
 from castore_receipts.subject import Subject
-from castore_receipts.traces import write_npz
 
 __all__ = ["expand_receipt", "verify_expansion"]
 
@@ -110,7 +109,8 @@ def _contents(
     adapter = array_policy(tensors, said["adapter"], scaled)
     roles = seeds.read(said["seeds"]).used()
     evaluation, shown = _validated(said, adapter, roles, added, environment)
-    files[destination.VALIDATION] = write_npz(evaluation.traces())
+    packed, digests = validation.pack(evaluation.traces(), validation.form_of(said))
+    files |= packed
     hidden = {}
     if destination.TRAINING in said["state"]:
         w = widths(old.tensors())
@@ -121,7 +121,7 @@ def _contents(
     body = {
         **{k: v for k, v in said.items() if k not in ("receipt_sha256", "signature")},
         **record.policy_fields(adapter, files[destination.POLICY], tensors),
-        **record.evaluation_fields(evaluation, files[destination.VALIDATION], "validation_sha256"),
+        **record.evaluation_fields(evaluation, digests),
         "seeds": roles.record(),
         "environment": shown,
         "versions": versions(),

@@ -43,7 +43,7 @@ def final_evaluation(callback: ReceiptCallback, again: bool) -> dict[str, Any]:
     keep = ("step", "policy_digest", "policy_digest_rule", "checkpoint_sha256", "environment")
     body = {
         **{name: last[name] for name in (*keep, "versions", "machine", "source", "adapter")},
-        **record.evaluation_fields(evaluation, packed, "evaluation_sha256"),
+        **record.evaluation_fields(evaluation, {"evaluation_sha256": record.sha256(packed)}),
         "role": "final",
         "run": run,
         "seeds": callback.seeds.record(),

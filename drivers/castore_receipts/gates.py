@@ -34,6 +34,11 @@ class Gate:
         }
 
 
+def gates_of(receipt: Mapping[str, Any]) -> list[Gate]:
+    """The gates of a sound receipt, to be decided anew by the receipts that follow."""
+    return [Gate(g["name"], g["field"], g["minimum"]) for g in _gates(receipt)]
+
+
 def failed(receipt: Mapping[str, Any]) -> list[str]:
     """Names of the gates that a receipt says failed, whatever else it says."""
     return [
@@ -42,16 +47,33 @@ def failed(receipt: Mapping[str, Any]) -> list[str]:
 
 
 def defects(receipt: Mapping[str, Any], parent: Mapping[str, Any] | None) -> list[str]:
-    """What is wrong with the gates: not what their numbers say, or a parent's failure gone."""
+    """What is wrong with the gates: not what their numbers say, or a parent's failure gone.
+
+    Within one run the gates are the same ones from receipt to receipt.
+    """
     found = [d for g in _gates(receipt) for d in _defect(receipt, g)]
+    if parent is not None and relation_of(receipt) == "previous":
+        was, now = _definitions(parent), _definitions(receipt)
+        found += [f"{n!r:.80} is not the gate that the parent has" for n in sorted(was ^ now)]
     inherited = failed(parent) if parent is not None and _expanded(receipt) else []
     kept = failed(receipt)
     return found + [f"{n!r} failed in the parent, not here" for n in inherited if n not in kept]
 
 
-def _expanded(receipt: Mapping[str, Any]) -> bool:
+def relation_of(receipt: Mapping[str, Any]) -> Any:
+    """How a receipt says it follows its parent; None for the first of a chain."""
     parent = receipt.get("parent")
-    return isinstance(parent, Mapping) and parent.get("relation") == "expanded"
+    return parent.get("relation") if isinstance(parent, Mapping) else None
+
+
+def _expanded(receipt: Mapping[str, Any]) -> bool:
+    return bool(relation_of(receipt) == "expanded")
+
+
+def _definitions(receipt: Mapping[str, Any]) -> set[str]:
+    """Each gate without its value and what came of it."""
+    told = (g for g in _gates(receipt) if isinstance(g, Mapping))
+    return {repr([g.get(n) for n in ("name", "field", "minimum")]) for g in told}
 
 
 def _gates(receipt: Mapping[str, Any]) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from castore import AlreadyExistsError, InvalidInputError, SnapshotName
-from castore_receipts import destination, record, sign
+from castore_receipts import destination, record, sign, validation
 from castore_receipts.arrays import Tensor, read_safetensors, write_safetensors
 from castore_receipts.destination import Destination, Folder
 from castore_receipts.documents import encode, plain, seal
@@ -22,7 +22,7 @@ from castore_receipts.episodes import Evaluation
 from castore_receipts.gates import Gate
 from castore_receipts.policy import Adapter
 from castore_receipts.record import Parent
-from castore_receipts.traces import write_npz
+from castore_receipts.validation import Form
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -70,7 +70,9 @@ class Journal:
         materialize: bool,
         background: bool,
         log: TextIO | None,
+        traces: Form = "npz",
     ):
+        self._traces = traces
         self.destination, self.materialize = place, materialize
         self.history: list[dict[str, Any]] = []
         self.failures: list[dict[str, Any]] = []
@@ -114,14 +116,14 @@ class Journal:
     def _checkpoint(self, measured: Measured) -> None:
         policy = write_safetensors(measured.tensors)
         read_safetensors(policy, destination.POLICY)  # what is published has been read once
-        validation = write_npz(measured.evaluation.traces())
-        files = {destination.POLICY: policy, destination.VALIDATION: validation}
+        packed, digests = validation.pack(measured.evaluation.traces(), self._traces)
+        files = {destination.POLICY: policy, **packed}
         if measured.statistics is not None:
             files[destination.NORMALIZER] = measured.statistics
         body = {
             **measured.body,
             **record.policy_fields(measured.adapter, policy, measured.tensors),
-            **record.evaluation_fields(measured.evaluation, validation, "validation_sha256"),
+            **record.evaluation_fields(measured.evaluation, digests),
             "normalizer": record.files(files).get(destination.NORMALIZER),
             "state": record.files(measured.hidden),
         }

@@ -75,10 +75,10 @@ def policy_fields(adapter: Adapter, policy: bytes, tensors: Mapping[str, Tensor]
     }
 
 
-def evaluation_fields(evaluation: Evaluation, packed: bytes, digest_field: str) -> dict[str, Any]:
-    """Returns, and the shape of each trace; ``digest_field`` names the hash of ``packed``."""
+def evaluation_fields(evaluation: Evaluation, digests: Mapping[str, str]) -> dict[str, Any]:
+    """Returns, and the shape of each trace; ``digests`` is the hash of the traces, by its field."""
     return {
-        digest_field: sha256(packed),
+        **digests,
         "mean_return": evaluation.mean_return,
         "returns": {str(s): r for s, r in evaluation.returns.items()},
         "trace_columns": {

@@ -14,13 +14,14 @@ from castore_receipts.arrays import Tensor
 from castore_receipts.buffer import restore_replay
 from castore_receipts.destination import POLICY, REPLAY, TRAINING, Destination
 from castore_receipts.episodes import Environment
-from castore_receipts.gates import Gate
+from castore_receipts.gates import Gate, gates_of
 from castore_receipts.rebuild import environment_from
 from castore_receipts.record import Parent
 from castore_receipts.sources import SnapshotSource
 from castore_receipts.subject import Family, Subject
 from castore_receipts.tensors import to_torch
 from castore_receipts.training import TrainingState
+from castore_receipts.validation import form_of
 from castore_receipts.verify import report
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def resume(
     storage_options: dict[str, Any] | None = None,
     materialize: bool = True,
     on_failure: str = "stop",
-    gates: Sequence[Gate] = (),
+    gates: Sequence[Gate] | None = None,
     sign_with: str | os.PathLike[str] | None = None,
     source: str | os.PathLike[str] | None = None,
     log: TextIO | None = None,
@@ -57,7 +58,8 @@ def resume(
     The receipt is verified first. Policy, critics, targets, optimizers, entropy coefficient,
     replay buffer (where it was kept) and counters are put back now; random streams, noise and the
     environments' state at the first rollout of ``model.learn(..., reset_num_timesteps=False)``.
-    What is not given is as in the receipt.
+    Environment, cadence, seeds, gates and the form of traces are as in the receipt where they are
+    not given; a key is never in it, so a signed chain is signed on only with ``sign_with``.
 
     Parameters
     ----------
@@ -99,10 +101,11 @@ def resume(
         materialize=materialize,
         replay_buffer=REPLAY in receipt["state"],
         on_failure=on_failure,
-        gates=gates,
+        gates=gates_of(receipt) if gates is None else gates,
         sign_with=sign_with,
         source=source,
         log=log,
+        traces=form_of(receipt),
         clock=clock,
     )
     wrong = seeds.chain_defects(callback.seeds.following(was), was)

@@ -6,7 +6,7 @@ A seed that was used for validation can never stand for a final evaluation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from castore import InvalidInputError
@@ -14,14 +14,18 @@ from castore import InvalidInputError
 
 @dataclass(frozen=True, slots=True)
 class SeedRoles:
-    """Disjoint seeds by role, and how often each validation seed has been consumed so far."""
+    """Disjoint seeds by role, and how often each validation seed has been consumed so far.
+
+    ``retired`` are final seeds of an earlier part of the chain: they never validate.
+    """
 
     validation: tuple[int, ...]
     final: tuple[int, ...] = ()
     consumed: Mapping[int, int] = field(default_factory=dict)
+    retired: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        wrong = defects(self.validation, self.final)
+        wrong = defects(self.validation, (*self.final, *self.retired))
         if not self.validation:
             wrong = ["at least one validation seed is needed", *wrong]
         if wrong:
@@ -30,11 +34,14 @@ class SeedRoles:
     def used(self) -> SeedRoles:
         """After one more validation."""
         counts = {s: self.consumed.get(s, 0) + 1 for s in self.validation}
-        return SeedRoles(self.validation, self.final, {**self.consumed, **counts})
+        return replace(self, consumed={**self.consumed, **counts})
 
     def following(self, before: SeedRoles, used: bool = True) -> SeedRoles:
         """These roles with the counts of ``before``, and one more validation if ``used``."""
-        now = SeedRoles(self.validation, self.final, dict(before.consumed))
+        was_final = {*before.final, *before.retired} - {*self.final}
+        now = SeedRoles(
+            self.validation, self.final, dict(before.consumed), tuple(sorted(was_final))
+        )
         return now.used() if used else now
 
     def record(self) -> dict[str, Any]:
@@ -43,6 +50,7 @@ class SeedRoles:
             "validation": list(self.validation),
             "final": list(self.final),
             "consumed": {str(s): n for s, n in sorted(self.consumed.items())},
+            **({"retired": list(self.retired)} if self.retired else {}),
         }
 
 
@@ -62,7 +70,8 @@ def read(record: Any) -> SeedRoles:
     """Roles as a receipt tells them; `InvalidInputError` where it does not or they overlap."""
     try:
         consumed = {int(s): int(n) for s, n in record["consumed"].items()}
-        return SeedRoles(tuple(record["validation"]), tuple(record["final"]), consumed)
+        retired = tuple(record.get("retired", ()))
+        return SeedRoles(tuple(record["validation"]), tuple(record["final"]), consumed, retired)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise InvalidInputError(f"seeds are malformed: {e}") from e
 
@@ -87,11 +96,13 @@ def chain_defects(own: SeedRoles, before: SeedRoles, validated: bool = True) -> 
     ``validated`` says that the validation seeds were used once more since.
     """
     found = []
-    reused = sorted(
-        (set(own.validation) & set(before.final)) | (set(own.final) & {*before.consumed})
-    )
+    was_final = {*before.final, *before.retired}
+    reused = sorted((set(own.validation) & was_final) | (set(own.final) & {*before.consumed}))
     if reused:
         found.append(f"{', '.join(map(str, reused[:10]))} had the other role in the parent")
+    forgotten = sorted(was_final - {*own.final, *own.retired})
+    if forgotten:
+        found.append(f"{', '.join(map(str, forgotten[:10]))} final before, neither so nor retired")
     for seed, count in sorted(before.consumed.items()):
         least = count + (validated and seed in own.validation)
         if own.consumed.get(seed, 0) < least:

@@ -6,6 +6,7 @@ A signature says that the holder of a key vouches for these bytes, and nothing a
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 ALGORITHM = "ed25519"
 _DOMAIN = b"castore-receipt/1\n"
+_PUBLIC_KEY, _VALUE = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{128}")
+_FIELDS = {"algorithm", "public_key", "value"}
 _END = b"-----END PUBLIC KEY-----"
 
 
@@ -90,12 +93,16 @@ def sign(receipt: Mapping[str, Any], key: Ed25519PrivateKey) -> dict[str, Any]:
 
 
 def holds(receipt: Mapping[str, Any]) -> bool:
-    """Whether the signature in a receipt is one over its body by the key that it names."""
+    """Whether the signature in a receipt is one over its body by the key that it names.
+
+    A signature is not part of what it is taken over, so only its one spelling counts: other
+    letters, spaces or fields in it are a change that nothing else would show.
+    """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    signature = receipt.get("signature")
-    if not isinstance(signature, Mapping) or signature.get("algorithm") != ALGORITHM:
+    signature: Any = receipt.get("signature")
+    if not _well_spelled(signature):
         return False
     try:
         public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature["public_key"]))
@@ -103,6 +110,16 @@ def holds(receipt: Mapping[str, Any]) -> bool:
     except (InvalidSignature, ValueError, TypeError, KeyError):
         return False
     return True
+
+
+def _well_spelled(signature: Any) -> bool:
+    if not isinstance(signature, Mapping) or signature.keys() != _FIELDS:
+        return False
+    public, value = signature["public_key"], signature["value"]
+    if not isinstance(public, str) or not isinstance(value, str):
+        return False
+    hexadecimal = _PUBLIC_KEY.fullmatch(public) and _VALUE.fullmatch(value)
+    return signature["algorithm"] == ALGORITHM and hexadecimal is not None
 
 
 def signer(receipt: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from castore import (
 )
 from castore.backend import Backend, check_name
 from castore.backends import open_backend
+from castore.workers import Lent
 from castore_receipts.destination import (
     CHECKPOINTS,
     DRIVER,
@@ -51,6 +52,9 @@ class Source(Protocol):
     def read(self, file: str) -> bytes:
         """All bytes; `ObjectNotFoundError`, `BackendError` or `IntegrityError` otherwise."""
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The bytes of every file below ``folder``, by relative path; empty where it is not."""
+
 
 class FolderSource:
     """A folder on a backend; symbolic links in it are refused by the local one."""
@@ -69,12 +73,18 @@ class FolderSource:
             raise FormatError(f"{self.name}/{file}: {size} bytes, at most {MAX_FILE} are read")
         return self._backend.get(name)
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        path = f"{self._path}/{folder}".lstrip("/")
+        if self._backend.kind == "local":
+            _refuse_odd(f"{self._backend.url}/{path}")
+        return {s.name[len(path) + 1 :]: s.size for s in self._backend.list(path)}
+
 
 class SnapshotSource:
     """One folder of a snapshot; every byte is verified by the repository as it is read."""
 
     def __init__(self, repository: Repository, snapshot: SnapshotName):
-        self._repository = repository
+        self._lent = Lent(repository)  # opened where it is read, by a worker too
         self._files = dict(repository.tree(snapshot).files())
         self.holds_state = any(p.startswith(f"{STATE}/") for p in self._files)
         found = [p for p in self._files if p.rpartition("/")[2] == RECEIPT]
@@ -91,7 +101,11 @@ class SnapshotSource:
             raise ObjectNotFoundError(f"{self.name}/{file} is not in the snapshot")
         if entry.size > MAX_FILE:
             raise FormatError(f"{self.name}/{file}: {entry.size} bytes, at most {MAX_FILE}")
-        return b"".join(self._repository.read_file(entry))
+        return b"".join(self._lent.repository.read_file(entry))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        head = f"{self._path}/{folder}/".lstrip("/")
+        return {p[len(head) :]: f.size for p, f in self._files.items() if p.startswith(head)}
 
 
 def sources(
@@ -140,6 +154,9 @@ class BrokenSource:
     def read(self, file: str) -> bytes:
         raise self._error
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        raise self._error
+
 
 def snapshot_sources(repository: Repository) -> list[Source]:
     """Every receipt of a repository, oldest first within each namespace."""
@@ -170,6 +187,23 @@ def _has(backend: Backend, name: str) -> bool:
         if not _is_link(backend, name):
             raise
     return True
+
+
+def _refuse_odd(folder: str) -> None:
+    """`BackendError` for a link, pipe or the like at ``folder`` or anywhere below it.
+
+    A backend does not list them, so they would stand there unseen.
+    """
+    if os.path.islink(folder):
+        raise _LINK
+    for at, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = f"{at}/{name}"
+            if os.path.islink(path) or not (os.path.isdir(path) or os.path.isfile(path)):
+                raise BackendError(
+                    f"{path!r:.400} is neither a file nor a folder: look who put it there, and move"
+                    " it away"
+                )
 
 
 def _is_link(backend: Backend, path: str) -> bool:

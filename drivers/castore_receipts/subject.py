@@ -6,13 +6,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from castore import BackendError, FormatError, IntegrityError, NotFoundError
+from castore import (
+    BackendError,
+    FormatError,
+    IntegrityError,
+    NotFoundError,
+    ObjectNotFoundError,
+)
 from castore_receipts import documents
 from castore_receipts.arrays import Array, Tensor, read_safetensors
-from castore_receipts.destination import POLICY, RECEIPT, VALIDATION
+from castore_receipts.destination import POLICY, RECEIPT
 from castore_receipts.links import MISSING, NOT_CHECKED, UNREADABLE, Link
 from castore_receipts.sources import Source
-from castore_receipts.traces import read_npz
+from castore_receipts.trace_folder import read_folder
+from castore_receipts.traces import MAX_MEMBERS, MAX_TRACES, read_npz
+from castore_receipts.validation import FILE, FOLDER, Form, form_of
 
 EVALUATION = "evaluation.npz"
 
@@ -29,6 +37,11 @@ class Family:
         parent = receipt.get("parent")
         named = parent.get("receipt_sha256") if isinstance(parent, Mapping) else None
         return self._receipts.get(named) if isinstance(named, str) else None
+
+    def around(self, receipt: Mapping[str, Any]) -> Family:
+        """As much of the family as one receipt is judged by."""
+        parent = self.parent_of(receipt)
+        return Family([receipt] if parent is None else [receipt, parent], self.complete)
 
 
 @dataclass(slots=True)
@@ -69,7 +82,14 @@ class Subject:
     @property
     def evaluated(self) -> str:
         """The file that holds the traces."""
-        return EVALUATION if self.final else VALIDATION
+        if self.final:
+            return EVALUATION
+        return FILE if self.form == "npz" else FOLDER
+
+    @property
+    def form(self) -> Form:
+        """How the traces of a validation are stored; `FormatError` where that is not known."""
+        return form_of(self.receipt)
 
     def file(self, name: str) -> bytes:
         """The bytes of a file beside the receipt; the same error each time if it has none."""
@@ -88,7 +108,31 @@ class Subject:
         return read_safetensors(self.file(POLICY), where).tensors
 
     def traces(self) -> dict[str, Array]:
-        return read_npz(self.file(self.evaluated), f"{self.source.name}/{self.evaluated}")
+        where = f"{self.source.name}/{self.evaluated}"
+        if self.evaluated == FOLDER:
+            return read_folder(self.folder(FOLDER), where)
+        return read_npz(self.file(self.evaluated), where)
+
+    def folder(self, name: str) -> dict[str, bytes]:
+        """The files of a folder beside the receipt, by relative path.
+
+        Raises
+        ------
+        ObjectNotFoundError
+            It holds none.
+        FormatError
+            It holds more, or more bytes, than trajectories that are read.
+        """
+        sizes = self.source.sizes(name)
+        where = f"{self.source.name}/{name}"
+        if not sizes:
+            raise ObjectNotFoundError(f"{where} is not there, or holds no file")
+        if len(sizes) > MAX_MEMBERS or sum(sizes.values()) > MAX_TRACES:
+            raise FormatError(
+                f"{where}: {len(sizes)} files of {sum(sizes.values())} bytes, at most"
+                f" {MAX_MEMBERS} and {MAX_TRACES} are read"
+            )
+        return {path: self.file(f"{name}/{path}") for path in sizes}
 
 
 def told(name: str, error: Exception) -> Link:

@@ -9,7 +9,6 @@ import io
 import math
 import re
 import zipfile
-import zlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -81,18 +80,7 @@ def read_npz(data: bytes, where: str) -> dict[str, Array]:
             return _members(archive, where)
     except FormatError:
         raise
-    except (
-        *(zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError),
-        *(
-            NotImplementedError,
-            RuntimeError,
-            RecursionError,
-            OverflowError,
-            SyntaxError,
-            TypeError,
-            MemoryError,
-        ),
-    ) as e:
+    except Exception as e:  # NumPy parses a header as Python, with all that may go wrong there
         raise FormatError(f"{where}: not a sound .npz file: {str(e)[:200]}") from e
 
 

@@ -77,7 +77,7 @@ def capture(model: BaseAlgorithm, phase: str) -> bytes:
         "streams": global_streams(pack),
         "spaces": _spaces(model, pack),
         "last": {n: pack.put(_plain_copy(v), f"last/{n}") for n, v in last.items()},
-        "episodes": [_episode(e) for e in model.ep_info_buffer or ()],
+        "episodes": [_episode(e, pack) for e in model.ep_info_buffer or ()],
         "environment": {} if phase == FRESH else _environment(model, pack),
         "noise": _noise(model, pack),
     }
@@ -91,8 +91,10 @@ def _plain_copy(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _episode(info: Mapping[str, Any]) -> dict[str, float]:
-    return {k: float(v) for k, v in info.items() if isinstance(v, int | float | np.number)}
+def _episode(info: Mapping[str, Any], pack: Pack) -> dict[str, Any]:
+    """Numbers of one episode; a return may be no finite one, whatever the policy is."""
+    numbers = {k: v for k, v in info.items() if isinstance(v, int | float | np.number)}
+    return {k: pack.put(float(v), f"episode/{k}") for k, v in numbers.items()}
 
 
 def _optimizer(optimizer: torch.optim.Optimizer, name: str, pack: Pack) -> dict[str, Any]:
@@ -248,7 +250,8 @@ class TrainingState:
         self._episodes(model)
 
     def _episodes(self, model: BaseAlgorithm) -> None:
-        model.ep_info_buffer = deque(self._held["episodes"], maxlen=model._stats_window_size)
+        episodes = [{k: get(v, {}) for k, v in e.items()} for e in self._held["episodes"]]
+        model.ep_info_buffer = deque(episodes, maxlen=model._stats_window_size)
         if model.ep_success_buffer is None:
             model.ep_success_buffer = deque(maxlen=model._stats_window_size)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
-from castore import CastoreError, InvalidInputError, Repository
+from castore import BackendError, CastoreError, InvalidInputError, Repository
+from castore.workers import ELSEWHERE, results
 from castore_receipts import checks, claims, gates
-from castore_receipts.destination import POLICY, VALIDATION
+from castore_receipts.destination import POLICY
 from castore_receipts.links import UNREADABLE, Link, Report
 from castore_receipts.sign import trusted_keys
 from castore_receipts.sources import Source, sources
@@ -22,6 +23,8 @@ from castore_receipts.subject import EVALUATION, Family, Subject, told
 
 _SLIPS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What a field of an unexpected type or value may raise."""
+
+_RECEIPTS = 8  # a job: what is done again when its worker dies
 
 Check = Callable[[Subject], Link]
 
@@ -35,7 +38,7 @@ _CHECKPOINT: Mapping[str, Check] = {
     "finite": checks.finite,
     "policy_digest": checks.policy_digest,
     "policy_array_bytes": checks.policy_array_bytes,
-    "validation_sha256": lambda s: checks.file_hash(s, "validation_sha256", VALIDATION),
+    "validation_sha256": checks.validation_hash,
     "normalizer": checks.normalizer,
     "state": checks.state,
     "budget": claims.budget,
@@ -88,11 +91,21 @@ def verify_all(
     repository: Repository | None = None,
     storage_options: dict[str, Any] | None = None,
     workers: int = 4,
+    executor: Executor | None = None,
 ) -> Iterator[Report]:
     """A report for each receipt at the locations, in their order; chains go across all of them.
 
-    A location that cannot be looked at is a report with one unreadable link.
+    A location that cannot be looked at is a report with one unreadable link. ``workers`` threads
+    do the work, or ``executor``'s workers: secrets in ``storage_options`` do not travel to other
+    processes, which need them in their environment (`castore.workers`).
+
+    Raises
+    ------
+    BackendError
+        A worker cannot read what could be read here.
     """
+    if workers < 1:
+        raise InvalidInputError(f"{workers} workers: expected 1 or more")
     keys = trusted_keys(trust)
     found: list[Source | Report] = []
     complete = True
@@ -108,13 +121,33 @@ def verify_all(
         subjects = [s for s in found if not isinstance(s, Report)]
         receipts = list(pool.map(lambda s: Subject.read(s).receipt, subjects))
         family = Family(receipts, complete)
-        yield from pool.map(lambda s: s if isinstance(s, Report) else _one(s, keys, family), found)
+        if executor is None:
+            yield from pool.map(
+                lambda s: s if isinstance(s, Report) else _one(s, keys, family), found
+            )
+            return
+    tasks = [(s, family.around(r), bool(r)) for s, r in zip(subjects, receipts, strict=True)]
+    jobs = ((keys, tasks[i : i + _RECEIPTS]) for i in range(0, len(tasks), _RECEIPTS))
+    made = (one for some in results(executor, _job, jobs) for one in some)
+    yield from (one if isinstance(one, Report) else next(made) for one in found)
 
 
 def _one(source: Source, keys: frozenset[str] | None, family: Family) -> Report:
     subject = Subject.read(source, keys)
     subject.family = family
     return report(subject)
+
+
+def _job(keys: frozenset[str] | None, tasks: Sequence[tuple[Source, Family, bool]]) -> list[Report]:
+    """`_one` for a worker, which must not take its own want of access for a lost receipt."""
+    made = [(_one(source, keys, family), readable) for source, family, readable in tasks]
+    for found, readable in made:
+        if readable and not found.receipt:
+            raise BackendError(
+                f"a worker cannot read {found.location}, which could be read here"
+                f" ({found['receipt'].detail}): {ELSEWHERE}"
+            )
+    return [found for found, _ in made]
 
 
 def report(subject: Subject) -> Report:

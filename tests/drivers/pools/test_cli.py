@@ -257,6 +257,20 @@ def test_audit_of_zoos(zoo: Path, tmp_path: Path) -> None:
     assert "4 audited, 1 with problems" in nothing.stdout
 
 
+def test_audit_of_bases_alone(zoo: Path, tmp_path: Path) -> None:
+    """A base without a pool is a row of its own, and its damage an exit code."""
+    base = tmp_path / "z" / WHERE.base_path
+    base.parent.mkdir(parents=True)
+    shutil.copy(zoo / WHERE.base_path, base)
+    sound = script("audit_pools.py", tmp_path / "z")
+    assert sound.returncode == 0 and WHERE.base_path in sound.stdout
+    fields = torch.load(base, weights_only=True)
+    fields["model_state_dict"]["head.bias"][0] = float("nan")
+    torch.save(fields, base)
+    (told,) = script("audit_pools.py", tmp_path / "z", "--json").stdout.splitlines()
+    assert json.loads(told)["links"]["finite"] == "mismatch"
+
+
 def test_audit_of_a_snapshot(url: str, zoo: Path) -> None:
     *_, made = import_zoo(Repository.init(url), zoo, "team")
     address = f"castore://team/{made.name.id}"

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from castore import AlreadyExistsError, File, LayoutError, Repository
+from castore import AlreadyExistsError, File, LayoutError, Repository, SnapshotName
 from castore.driver import find_driver
+from castore.objects import object_name
 from castore_pools import PoolsDriver, assemble, import_zoo, verify_zoo
 from castore_pools.importing import drafts
 from castore_pools.names import STATE
+from castore_pools.places import SnapshotPlace
+from castore_pools.verify import verify_place
 from tests.drivers.pools.models import FROZEN, build, cell, collect, evaluate
-from tests.helpers import blobs, headers
+from tests.helpers import blobs, flip_object, headers
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -200,6 +203,50 @@ def test_damage_is_found_in_a_snapshot(repository: Repository, zoo: Path, tmp_pa
     made = {c.name.key: c.name for c in import_zoo(repository, root)}
     defects = list(PoolsDriver().verify(repository, made["pool.wordavg__agnews.wordavg_010"]))
     assert defects == [(where.pool_folder, "numbering: 1 of 4 files: collect_001.pth")]
+
+
+def stored(repository: Repository, root: Path) -> tuple[SnapshotName, list[str]]:
+    """A cell whose tensors are blobs of their own; its snapshot, and the blobs of base and pool."""
+    where = cell("wordavg")
+    state = {"words": torch.randn(100, 200), "head": torch.randn(100, 300)}
+    kept = {"model_state_dict": {"head": state["head"] + 1}, "frozen_keys": ["words"]}
+    for path, fields in (
+        (where.base_path, {"model_state_dict": state}),
+        (where.pool_path(0), {**kept, "collect_step": 0}),
+    ):
+        (root / path).parent.mkdir(parents=True)
+        torch.save(fields, root / path)
+    (root / where.registry_path).parent.mkdir(parents=True)
+    (root / where.registry_path).write_text(json.dumps([{"ckpt_path": where.base_path}]))
+    *_, made = import_zoo(repository, root)
+    paths = (where.base_path, where.pool_path(0), where.registry_path)
+    return made.name, [_largest(repository, made.name, p) for p in paths]
+
+
+def _largest(repository: Repository, name: SnapshotName, path: str) -> str:
+    sizes = {d: len(repository.store.read(d)) for d in blobs(repository, name, path)}
+    return max(sizes, key=lambda d: sizes[d])
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize(("which", "check"), [(0, "base"), (1, "readable"), (2, "layout")])
+def test_lost_and_damaged_objects_are_findings(
+    tmp_path: Path, lost: bool, which: int, check: str
+) -> None:
+    """HC4: the header of a file may be sound while a tensor is not; the others get their turn."""
+    repository = Repository.init(tmp_path / "r")
+    name, digests = stored(repository, tmp_path / "zoo")
+    if lost:
+        repository.backend.delete(object_name(digests[which]))
+    else:
+        flip_object(repository, digests[which])
+    again = Repository.open(tmp_path / "r")
+    defects = [d.partition(":")[0] for _, d in PoolsDriver().verify(again, name)]
+    assert check in defects
+    if check != "layout":
+        place = SnapshotPlace(again, [str(name)])
+        found = {f.check: f.verdict for f in verify_place(place) if f.broken}
+        assert found[check] == ("missing" if lost else "unreadable")
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:

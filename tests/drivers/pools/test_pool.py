@@ -16,7 +16,7 @@ from castore_pools import assemble, import_zoo, open_checkpoint, open_pool
 from castore_pools.addresses import open_source
 from castore_pools.sources import SnapshotSource, UrlSource
 from castore_pools.values import tensor_digest, value_digest
-from tests.drivers.pools.models import FROZEN, cell
+from tests.drivers.pools.models import FROZEN, cell, collect
 
 MIB = 1 << 20
 
@@ -159,6 +159,21 @@ def test_pins_of_single_tensors(zoo: Path, tmp_path: Path) -> None:
     assert good.tensor(word).shape == good.info(word).shape == (64, 16)
     assert good.fields["collect_step"] == 0
     assert good.keys() == list(other["model_state_dict"])
+
+
+def test_frozen_tensors_have_the_recorded_dtype(tmp_path: Path) -> None:
+    """One by one, in rows, and after they were kept, as in the reassembled model."""
+    collect(tmp_path, "wordavg", count=1, dtype="float16")
+    where = cell("wordavg")
+    pool = open_pool(tmp_path / where.base_path, tmp_path / where.pool_path(0))
+    rows = pool.rows("words.weight", 1, 3)
+    whole = pool.assemble()
+    for key, value in whole.items():
+        assert pool.tensor(key).dtype == value.dtype
+        assert torch.equal(pool.tensor(key), value)
+    for found in (rows, pool.rows("words.weight", 1, 3)):
+        assert found.dtype == torch.float16
+        assert torch.equal(found, whole["words.weight"][1:3])
 
 
 def test_what_a_pool_does_not_give(zoo: Path) -> None:

@@ -197,6 +197,27 @@ def test_what_cannot_be_reduced(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_reducing_vouches_for_no_other_base(zoo: Path, tmp_path: Path) -> None:
+    """What was taken out before cannot be compared: its pin decides, and none is made up."""
+    where = cell("wordavg")
+    base, folder = zoo / where.base_path, tmp_path / "pool"
+    shutil.copytree(zoo / where.pool_folder, folder)
+    other = torch.load(base, weights_only=True)
+    other["model_state_dict"]["words.weight"] += 1
+    torch.save(other, tmp_path / "other.pth")
+    with pytest.raises(IntegrityError, match=r"not the one it was collected from: words\.weight"):
+        reduce_files(tmp_path / "other.pth", folder, folder)
+    assert reduce_files(base, folder, tmp_path / "same").keys == ("words.weight",)
+    for path in folder.iterdir():
+        fields = torch.load(path, weights_only=True)
+        del fields["pin"]
+        torch.save(fields, path)
+    for given in (base, tmp_path / "other.pth"):
+        with pytest.raises(LayoutError, match=r"words\.weight taken out already and no pin"):
+            reduce_files(given, folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_value_that_comes_back_is_still_a_change(tmp_path: Path) -> None:
     """The bytes never changed: one file that differs is enough to keep a key."""
     base = {"a": torch.ones(2), "b": torch.zeros(2)}

@@ -223,6 +223,23 @@ def test_a_run_may_go_on_and_record_the_failure(tmp_path: Path) -> None:
     assert all(r.sound for r in verify_all([tmp_path / "run"]))
 
 
+def test_rc2_training_episodes_of_any_return_are_kept(tmp_path: Path) -> None:
+    """A reward that is no number, before anything is learned from it, is no reason to stop."""
+
+    class Odd(gymnasium.Wrapper[Any, Any, Any, Any]):
+        best = float("-inf")
+
+        def step(self, action: Any) -> Any:
+            observation, _, terminated, truncated, info = self.env.step(action)
+            return observation, float("nan"), terminated, truncated, info
+
+    made = runs.callback(tmp_path / "run")
+    runs.model(env=Odd(runs.pendulum()), learning_starts=1000).learn(40, callback=made)
+    again = runs.model(3, env=Odd(runs.pendulum()), learning_starts=1000)
+    runs.resumed(again, tmp_path / "run", 40, environment=runs.pendulum)
+    assert [np.isnan(e["r"]) for e in again.ep_info_buffer or ()] == [True, True]
+
+
 def test_rc2_a_return_that_is_no_number_is_refused_by_field(tmp_path: Path) -> None:
     class Broken(gymnasium.RewardWrapper[Any, Any]):
         def reward(self, reward: Any) -> float:

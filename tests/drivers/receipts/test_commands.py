@@ -198,6 +198,8 @@ def test_the_audit_tells_many_places_in_one_report(
     assert [d["verdict"] for d in documents if d["verdict"] != "ok"] == ["mismatch", "unreadable"]
     assert documents[0]["links"]["validation_sha256"] == "mismatch"
     assert documents[0]["problems"][0]["link"] == "validation_sha256"
+    assert audit(made, "--plot", tmp_path / "none/returns.png")[0] == 1
+    assert audit(made, "--trust", picture) == (1, "")
 
 
 def test_the_audit_of_a_mixed_tree_tells_all_of_it(made: Path, tmp_path: Path) -> None:

@@ -186,6 +186,18 @@ def test_what_is_no_folder_of_a_receipt_is_not_collected(made: Path, tmp_path: P
             list(ReceiptsDriver().collect(root))
 
 
+@pytest.mark.parametrize("name", ["policy.safetensors", "validation.npz", "validation.zarr"])
+def test_se2_a_link_is_not_collected(copied: Path, tmp_path: Path, name: str) -> None:
+    """It would bring a file of this machine into a repository that others read."""
+    secret = tmp_path / "secret"
+    secret.mkdir() if name.endswith(".zarr") else secret.write_bytes(b"x")
+    at = runs.folder(copied, 40) / name
+    at.unlink(missing_ok=True)
+    at.symlink_to(secret)
+    with pytest.raises(LayoutError, match=f"{name} is a symbolic link"):
+        list(ReceiptsDriver().collect(copied))
+
+
 def test_a_gate_may_be_inherited_from_an_expansion_only() -> None:
     """Otherwise the word would excuse a gate from the number it speaks about."""
     gate = gates.Gate("walks", "mean_return", 5.0).decide({"mean_return": 9.0})

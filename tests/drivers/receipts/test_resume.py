@@ -23,6 +23,7 @@ from castore import (
 )
 from castore_receipts import ReceiptCallback, verify_all
 from castore_receipts.arrays import read_safetensors, write_safetensors
+from castore_receipts.gates import Gate
 from castore_receipts.training import TrainingState, capture
 from tests.drivers.receipts import runs
 from tests.helpers import flip_object
@@ -160,6 +161,19 @@ def test_the_chain_goes_on_in_the_same_place(tmp_path: Path) -> None:
     assert [r.receipt["seeds"]["consumed"]["101"] for r in found] == [1, 2, 3, 4]
     seconds = [r.receipt["seconds"] for r in found]
     assert seconds == sorted(seconds)
+
+
+def test_gates_go_on_with_the_chain(tmp_path: Path) -> None:
+    """A gate that failed is not got rid of by resuming; one may say otherwise aloud."""
+    gate = Gate("balances", "mean_return", -1.0)
+    runs.run(tmp_path / "run", 20, gates=[gate])
+    for into, more, kept in (("a", {}, ["balances"]), ("b", {"gates": ()}, [])):
+        model = runs.model()
+        on = runs.resumed(model, tmp_path / "run", 20, into=tmp_path / into, **more)
+        model.learn(20, callback=on, reset_num_timesteps=False)
+        assert [g["name"] for g in on.history[0]["gates"]] == kept
+        found = list(verify_all([tmp_path / into]))
+        assert [list(r.failed_gates) for r in found] == [kept]
 
 
 def test_gc8_resuming_elsewhere_leaves_the_old_place_as_it_was(tmp_path: Path) -> None:

@@ -53,6 +53,21 @@ def test_a_chain_shows_a_role_that_changed_or_a_count_that_went_back(
     assert not chain_defects(before.used(), before)
 
 
+def test_a_final_seed_that_was_laid_aside_never_validates() -> None:
+    """Dropped in one resumption and given another role in the next, it would be one by the back."""
+    first = SeedRoles((1,), (9,), {1: 1})
+    second = roles([1], [8]).following(first)
+    assert second.record()["retired"] == [9]
+    assert not chain_defects(second, first)
+    assert chain_defects(SeedRoles((1,), (8,), {1: 2}), first), "it must be told"
+    assert seeds.read(second.record()) == second
+    with pytest.raises(InvalidInputError, match="9 both for validation and for the final"):
+        roles([1, 9], [8]).following(second)
+    back = roles([1], [8, 9]).following(second)
+    assert back.retired == ()
+    assert not chain_defects(back, second)
+
+
 GATE = Gate("walks", "mean_return", 10.0)
 
 
@@ -76,6 +91,19 @@ def held(**change: Any) -> dict[str, Any]:
 def test_a_gate_that_does_not_say_what_its_number_says_is_a_defect(change: dict[str, Any]) -> None:
     assert gates.defects(held(**change), None)
     assert not gates.defects(held(), None)
+
+
+@pytest.mark.parametrize("now", [[], [{"minimum": 1.0}], [{"name": "runs"}], [{}, {"name": "x"}]])
+def test_the_gates_of_a_run_are_the_same_from_receipt_to_receipt(now: Any) -> None:
+    """A lower minimum would let a policy pass that failed; another run may have other gates."""
+    whole = held()["gates"][0]
+    changed = [{**whole, **c} for c in now]
+    for one in changed:
+        one["passed"] = one["value"] >= one["minimum"]
+    child = {"mean_return": 5.0, "gates": changed, "parent": {"relation": "previous"}}
+    assert gates.defects(child, held())
+    assert not gates.defects({**child, "parent": {"relation": "resumed"}}, held())
+    assert not gates.defects({**child, "gates": [whole]}, held())
 
 
 def test_a_failed_gate_of_the_parent_cannot_be_passed_or_dropped() -> None:

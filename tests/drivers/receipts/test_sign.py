@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from castore import BackendError, InvalidInputError
 from castore_receipts import documents, expand_receipt, verify_all, verify_receipt
-from castore_receipts.sign import load_private, load_trusted, sign
+from castore_receipts.sign import holds, load_private, load_trusted, sign
 from tests.drivers.receipts import runs
 
 
@@ -95,6 +96,25 @@ def test_a_malformed_signature_is_a_mismatch(
     place.mkdir()
     (place / "receipt.json").write_bytes(documents.encode(receipt))
     assert verdicts(place, keys["lab"][1]) == ("mismatch", "ok")
+
+
+SPELLINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "capitals": lambda s: s.update(value=s["value"].upper()),
+    "one capital of the key": lambda s: s.update(public_key=s["public_key"].upper()),
+    "a space": lambda s: s.update(value=s["value"] + " "),
+    "a field more": lambda s: s.update(note="x"),
+}
+
+
+@pytest.mark.parametrize("change", SPELLINGS.values(), ids=SPELLINGS)
+def test_a_signature_has_one_spelling(
+    signed: Path, change: Callable[[dict[str, Any]], Any]
+) -> None:
+    """It covers the document but itself: another spelling of it is tampering that it must show."""
+    receipt = runs.read(runs.folder(signed, 20))
+    assert holds(receipt)
+    change(receipt["signature"])
+    assert not holds(receipt)
 
 
 def test_keys_that_are_none_are_refused_without_showing_them(tmp_path: Path, keys: Any) -> None:

@@ -22,6 +22,7 @@ from jsonschema import Draft202012Validator
 from castore import InvalidInputError, NotFoundError, Repository
 from castore_receipts import claims, documents, verify_all, verify_receipt
 from castore_receipts.claims import schema
+from castore_receipts.gates import Gate
 from castore_receipts.record import sha256
 from castore_receipts.sources import FolderSource, sources
 from castore_receipts.subject import Family, Subject
@@ -294,6 +295,18 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str]] = {
         "parent",
         "missing",
     ),
+    "fewer updates than the parent": (
+        lambda r: (r.update(updates=-1), r["budget"]["completed"].update(updates=-1)),
+        "budget",
+        "mismatch",
+    ),
+    "a gate more": (
+        lambda r: r.update(gates=[Gate("walks", "step", 1.0).decide(r)]),
+        "gates",
+        "mismatch",
+    ),
+    "bytes": (lambda r: r.update(checkpoint_bytes=1), "checkpoint_sha256", "mismatch"),
+    "tensors": (lambda r: r.update(tensors=1), "finite", "mismatch"),
     "no state": (lambda r: r.pop("state"), "state", "missing"),
     "a word for a number": (lambda r: r.update(seconds="9"), "schema", "mismatch"),
     "a field gone": (lambda r: r.pop("batch_size"), "schema", "missing"),
