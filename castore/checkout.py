@@ -30,7 +30,6 @@ from castore.errors import (
     ObjectNotFoundError,
 )
 from castore.objects import ObjectStore
-from castore.source import DEEPEST
 from castore.tree import File, Folder, Link, Tree
 from castore.walk import Walker
 
@@ -66,9 +65,6 @@ def checkout(
     BackendError
         The file system refused.
     """
-    deep = next((p for p in tree.entries if p.count("/") > DEEPEST), None)
-    if deep is not None:
-        raise InvalidInputError(f"{deep[:200]!r}...: over {DEEPEST} folders within folders")
     target = os.path.abspath(target)
     _refuse_existing(tree, target, force)
     # A folder that is there may be a mount, somebody's working folder, or all we may write to.

@@ -21,9 +21,9 @@ import numpy as np
 
 from castore import look
 from castore.checkout import lineages, workers
-from castore.digest import Buffer
+from castore.digest import Buffer, digest_of
 from castore.encode import encode
-from castore.errors import IntegrityError, InvalidInputError, NotFoundError
+from castore.errors import CorruptObjectError, IntegrityError, InvalidInputError, NotFoundError
 from castore.frame import HEADER_SIZE, MAX_DEPTH, Header, Parts, parse_header
 from castore.load import read_tree
 from castore.look import BATCH, BATCH_BYTES, Chains, forest
@@ -74,6 +74,12 @@ def copy(
     executor : concurrent.futures.Executor, optional
         Who sends the objects: threads, processes, or machines that reach both repositories.
         Secrets do not travel: see `castore.workers`.
+
+    Raises
+    ------
+    CorruptObjectError, ObjectNotFoundError
+        An object of a snapshot is damaged or missing, or is shorter than its tree wants: that
+        snapshot is not copied, and none after it.
     """
     if source.id == target.id:
         raise InvalidInputError(f"{source.url} and {target.url} are one and the same repository")
@@ -125,20 +131,38 @@ def _copy_window(
         need = list(dict.fromkeys([*trees, *(b for t in trees.values() for b in t.blobs())]))
         present = target.store.current_headers(need)
         lacking = [d for d in need if present[d] is None]
+        lengths = {d: h.content_length for d, h in present.items() if h}
         if executor is None:
             sender = _Sender(target, present, lacking, progress)
             _send(source, sender, _by_lineage(trees), lacking)
+            lengths |= sender.lengths
             report.objects += sender.writer.objects
             report.bytes += sender.writer.added
         else:
-            for sent in _hand_over(source, target, lacking, executor):
+            for sent in _hand_over(source, target, lacking, executor, lengths):
                 report.objects += sent.objects
                 report.bytes += sent.bytes
                 progress(sent.bytes)
         for snapshot in window:
+            _refuse_short(source, snapshot, trees[snapshot.tree], lengths)
             needs = [snapshot.tree, *trees[snapshot.tree].blobs()]
             report.names.append(target.publish(snapshot, needs, lambda b: _heal(source, target, b)))
             report.snapshots += 1
+
+
+def _refuse_short(
+    source: Repository, snapshot: Snapshot, tree: Tree, lengths: Mapping[str, int]
+) -> None:
+    """No tree may want more of a blob than there is: its files could not be read anywhere."""
+    for blob, wanted in tree.blob_lengths().items():
+        if wanted > lengths[blob]:
+            name = f"{snapshot.namespace}@{digest_of(snapshot.encode())[:16]}"
+            raise CorruptObjectError(
+                f"snapshot {name} of {source.url} cannot be copied: its tree {snapshot.tree} wants"
+                f" {wanted} bytes of object {blob}, which has {lengths[blob]}: the tree is damaged."
+                " Forget that snapshot, or leave it out by namespace, label or time",
+                name=snapshot.tree,
+            )
 
 
 def _by_lineage(trees: Mapping[str, Tree]) -> Chains:
@@ -156,11 +180,16 @@ def _send(source: Repository, sender: _Sender, chains: Chains, wanted: Collectio
 
 
 def _hand_over(
-    source: Repository, target: Repository, lacking: Sequence[str], executor: Executor
+    source: Repository,
+    target: Repository,
+    lacking: Sequence[str],
+    executor: Executor,
+    lengths: dict[str, int],
 ) -> Iterator[Sent]:
     """Have workers send what is lacking, in whole chains, so that each base goes with its deltas.
 
-    Their names become durable when the snapshots that need them are published.
+    ``lengths`` learns how many bytes each content has.
+    Names become durable when the snapshots that need them are published.
     """
     lent, to = Lent(source), Lent(target)
     digests = sorted(lacking)
@@ -173,6 +202,7 @@ def _hand_over(
         table.learn(places, [h if isinstance(h, Header) else None for h in looked.found])
         at += len(places)
     table.sizes = table.lengths.astype(np.int64)
+    lengths.update(zip(digests, table.sizes.tolist(), strict=True))
     whole = forest(table, np.arange(len(table)), BATCH, BATCH_BYTES)
     return results(executor, _transfer, ((lent, to, chains) for chains in whole))
 
@@ -202,6 +232,7 @@ class _Sender:
     """Sends a frame as it is where its base is, or goes, to the target; else without a base."""
 
     writer: FrameWriter
+    lengths: dict[str, int]  # of the contents sent
 
     def __init__(
         self,
@@ -211,7 +242,7 @@ class _Sender:
         progress: Callable[[int], None],
     ):
         self.target, self._progress = target, progress
-        self._lacking = frozenset(lacking)
+        self._lacking, self.lengths = frozenset(lacking), {}
         self._headers: dict[str, Header | None] = {d: h for d, h in present.items() if h}
 
     def send(self, digest: str, content: Buffer, data: bytes) -> None:
@@ -220,6 +251,7 @@ class _Sender:
         if header.base and not self._usable(header):
             parts = encode(content, header.width, None, "auto")
         self._progress(sum(map(len, parts)))
+        self.lengths[digest] = header.content_length
         self.writer.put(digest, parts)
 
     def _usable(self, header: Header) -> bool:

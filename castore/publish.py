@@ -21,7 +21,7 @@ from castore.backend import MISSING, Backend, UnansweredError
 from castore.errors import AlreadyExistsError, BackendError, ObjectNotFoundError
 from castore.frame import Header
 from castore.objects import ObjectStore
-from castore.snapshot import FENCE, SnapshotName, name_of, parse_name
+from castore.snapshot import FENCE, MAX_DOCUMENT, SnapshotName, name_of, parse_name
 
 PRUNE = "prune.json"
 MARGIN = 60.0  # seconds after a sweep's end before anyone may close it
@@ -330,7 +330,7 @@ def _look(
 ) -> Literal["committed", "fenced"]:
     """Who was first under a taken name. What has vanished since was committed, and forgotten."""
     try:
-        found = backend.get(name.path)
+        found = backend.get(name.path, 0, MAX_DOCUMENT + 1)
     except ObjectNotFoundError:
         return "committed"
     return "committed" if found and data in (None, found) else "fenced"

@@ -365,7 +365,7 @@ class Repository:
         ObjectNotFoundError
             Something it needs is gone: nothing was committed.
         """
-        name = snapshot if isinstance(snapshot, SnapshotName) else self._resolve_forgotten(snapshot)
+        name = snapshot if isinstance(snapshot, SnapshotName) else self.resolve_forgotten(snapshot)
         self._probe()
         with self.shared_lock():
             try:
@@ -388,7 +388,8 @@ class Repository:
             (n for n in self.snapshots(name.namespace) if n.id == name.id and n != name), None
         )
 
-    def _resolve_forgotten(self, text: str) -> SnapshotName:
+    def resolve_forgotten(self, text: str) -> SnapshotName:
+        """The forgotten snapshot that ``[NAMESPACE@]PREFIX`` names, as `resolve` does."""
         namespace, at, rest = text.rpartition("@")
         found = [
             n

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from castore.commit import Committer, Options
 from castore.digest import digest_of
 from castore.encode import encode
-from castore.errors import FormatError, InvalidInputError
+from castore.errors import FormatError, IntegrityError, InvalidInputError, NotFoundError
 from castore.frame import MAX_CONTENT
 from castore.objects import ObjectStore
 from castore.snapshot import Snapshot
@@ -75,9 +75,8 @@ def save(
             " commit in several snapshots"
         )
     digest = digest_of(content)
-    frame = b"".join(encode(content, 1, None, "auto"))
     store.sync(tree.blobs())  # before the tree that names them
-    added = len(frame) if store.create_many([(digest, frame)])[0] else 0
+    added = _put_tree(store, digest, content, options.verify_hits)
 
     def heal(broken: Sequence[str]) -> list[str]:
         if digest in broken:
@@ -88,6 +87,19 @@ def save(
     count = sum(isinstance(e, File) for e in entries.values())
     snapshot = _document(draft, namespace, digest, time, count, tree.size)
     return Saved(snapshot, tree, [digest, *tree.blobs()], heal, committer.writer.added + added)
+
+
+def _put_tree(store: ObjectStore, digest: str, content: bytes, verify_hits: bool) -> int:
+    """Gives the bytes newly stored; one that is there is read back, and healed, on request."""
+    frame = b"".join(encode(content, 1, None, "auto"))
+    if store.create_many([(digest, frame)])[0]:
+        return len(frame)
+    if verify_hits:
+        try:
+            store.read(digest)
+        except (IntegrityError, NotFoundError):
+            store.put_self_contained(digest, content)
+    return 0
 
 
 def _document(

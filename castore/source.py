@@ -11,10 +11,7 @@ from typing import Any, TypeAlias
 
 from castore.digest import Buffer
 from castore.errors import BackendError, InvalidInputError
-from castore.tree import File, Folder, Link
-
-DEEPEST = 300
-"""Folders within folders: what lies deeper is refused, by commit and by checkout alike."""
+from castore.tree import DEEPEST, File, Folder, Link
 
 
 class Reader:

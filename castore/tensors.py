@@ -114,11 +114,13 @@ class TensorFile:
     tensors : mapping of name to TensorInfo
         In the file's order. In a torch file a name is the path of keys joined by ``/``.
     opaque : mapping of name to str
-        What cannot be described (compressed, object dtype, unknown dtype), and why.
+        What cannot be described (compressed, object dtype, unknown dtype, a conjugate that torch
+        makes only when it shows it), and why.
     metadata : mapping of str to str
         The texts of a safetensors header.
     document : object
-        Torch files: the saved value, with a `TensorInfo` in place of each tensor.
+        Torch files: the saved value, with a `TensorInfo` in place of each tensor; None for one
+        that is in ``opaque``.
     """
 
     format: Literal["safetensors", "torch", "npz"]
@@ -299,7 +301,7 @@ def _torch(
     return TensorFile(
         "torch",
         walk.tensors,
-        {},
+        walk.opaque,
         {},
         document,
         lambda storage: members.locate(f"{root}data/{storage}"),
@@ -311,6 +313,7 @@ class _Walk:
 
     def __init__(self, storage_size: Callable[[str], int | None]):
         self.tensors: dict[str, TensorInfo] = {}
+        self.opaque: dict[str, str] = {}
         self._size = storage_size
         self._nodes = 0
 
@@ -338,8 +341,9 @@ class _Walk:
             else:
                 yield key, self.replace(item, f"{path}/{key}" if path else str(key), depth + 1)
 
-    def _tensor(self, view: View, path: str) -> TensorInfo:
-        if path in self.tensors or len(self.tensors) >= MAX_TENSORS:
+    def _tensor(self, view: View, path: str) -> TensorInfo | None:
+        known = len(self.tensors) + len(self.opaque)
+        if path in self.tensors or path in self.opaque or known >= MAX_TENSORS:
             raise Malformed(f"{path[:200]!r} twice, or more than {MAX_TENSORS} tensors")
         width = ITEMSIZE.get(view.dtype)
         if width is None or len(view.shape) != len(view.strides):
@@ -361,6 +365,9 @@ class _Walk:
             )
         if info.nbytes > max(size or 0, _EXPANDED):
             raise Malformed(f"{path!r}: {info.nbytes} bytes expanded from a storage of {size}")
+        if view.but:
+            self.opaque[path] = f"a view whose elements torch changes as it reads them: {view.but}"
+            return None
         self.tensors[path] = info
         return info
 

@@ -18,6 +18,8 @@ from castore.digest import is_digest
 from castore.errors import FormatError, InvalidInputError
 
 MAX_PATH, MAX_ELEMENT = 4096, 255
+DEEPEST = 300
+"""Folders within folders: what lies deeper is in no tree."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")  # Unicode's category Cc is these
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -149,6 +151,8 @@ def check_path(path: str) -> str:
         raise bad("a path in a tree is relative and not empty")
     if len(raw) > MAX_PATH:
         raise bad(f"{len(raw)} bytes, at most {MAX_PATH}")
+    if path.count("/") > DEEPEST:
+        raise bad(f"over {DEEPEST} folders within folders")
     if _CONTROL.search(path):
         raise bad("it has a control character or a backslash")
     for part in path.split("/"):

@@ -144,21 +144,35 @@ class Lent:
     In the caller's process it is the very object, secrets included. Elsewhere it is opened from
     its URL and options less secrets, once a process, and refused where that gives none or another:
     a worker without credentials, or with another disk, must not be taken for a damaged store.
+
+    It is opened by the job that asks for it, not where it arrives: an error of that ends a process
+    of a standard pool without a word.
     """
 
     def __init__(self, repository: Repository):
-        self.repository = repository
-        self._pickled: bytes | None = None
+        self._repository: Repository | None = repository
+        self._packed: tuple[bytes, str] | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self._pickled is None:
-            self._pickled = pickle.dumps(self.repository.backend)
-        return _borrowed, (self._pickled, self.repository.id)
+    @property
+    def repository(self) -> Repository:
+        """The repository itself.
 
+        Raises
+        ------
+        BackendError
+            This process finds none, or another.
+        """
+        if self._repository is None:
+            assert self._packed is not None
+            # A new one each time: what it remembers of its own writes would grow without end.
+            self._repository = Repository(_opened(*self._packed), self._packed[1])
+        return self._repository
 
-def _borrowed(pickled: bytes, id: str) -> Lent:
-    # A new repository each time: what it remembers of its own writes would grow without end.
-    return Lent(Repository(_opened(pickled, id), id))
+    def __getstate__(self) -> dict[str, Any]:
+        if self._packed is None:
+            repository = self.repository
+            self._packed = pickle.dumps(repository.backend), repository.id
+        return {"_repository": None, "_packed": self._packed}
 
 
 @lru_cache(maxsize=8)

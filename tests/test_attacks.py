@@ -23,8 +23,8 @@ from castore.errors import BackendError, CastoreError, FormatError, InvalidInput
 from castore.frame import Parts
 from castore.objects import ObjectStore, object_name
 from castore.snapshot import Snapshot, name_of
-from castore.source import DEEPEST, DiskFile, MemoryFile, scan
-from castore.tree import File, Slice
+from castore.source import DiskFile, Draft, MemoryFile, scan
+from castore.tree import DEEPEST, File, Folder, Slice
 from castore.walk import Walker
 from tests.helpers import encode_raw
 
@@ -135,6 +135,11 @@ def test_folders_nested_too_deep_are_refused(repository: Repository, tmp_path: P
     (deep / "/".join("d" * (DEEPEST + 2))).mkdir(parents=True)
     with pytest.raises(InvalidInputError, match="folders within folders"):
         repository.commit([deep])
+    for entry in (MemoryFile(b"x"), Folder()):
+        with pytest.raises(InvalidInputError, match="folders within folders"):
+            repository.commit(Draft({"d/" * (DEEPEST + 1) + "x": entry}))
+    name = repository.commit(Draft({"d/" * DEEPEST + "x": MemoryFile(b"x")})).name
+    repository.checkout(name, tmp_path / "out")
 
 
 # -- checkout
@@ -158,8 +163,9 @@ def test_a_tree_that_nests_too_deep_is_refused_before_anything_is_made(
 ) -> None:
     name = plant(repository, {"/".join("d" * 1500): entry})
     (tmp_path / "below").mkdir()
-    with pytest.raises(InvalidInputError, match="folders within folders"):
+    with pytest.raises(FormatError, match="folders within folders"):
         repository.checkout(name, tmp_path / "below" / "out")
+    assert [p.kind for p in check(repository)] == ["malformed"]
     assert not list((tmp_path / "below").iterdir())
 
 

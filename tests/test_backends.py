@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import tracemalloc
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +14,7 @@ import pytest
 
 from castore.backend import Backend
 from castore.backends import open_backend
-from castore.errors import BackendError, InvalidInputError
+from castore.errors import BackendError, InvalidInputError, ObjectNotFoundError
 from castore.testing.backends import BackendTests
 from castore.testing.s3server import S3Server
 
@@ -148,7 +149,7 @@ def test_a_colon_in_a_path_is_no_protocol(tmp_path: Path) -> None:
     assert open_backend(f"{tmp_path}/x://y").kind == "local"
 
 
-@pytest.mark.parametrize("url", ["", "s3://", "s3:///x", "s3://b/a//c", "s3://k:s@b/c"])
+@pytest.mark.parametrize("url", ["", "a\0b", "s3://", "s3:///x", "s3://b/a//c", "s3://k:s@b/c"])
 def test_urls_that_name_nothing(url: str) -> None:
     with pytest.raises(InvalidInputError):
         open_backend(url)
@@ -168,6 +169,32 @@ def test_other_protocols_have_a_single_writer(tmp_path: Path) -> None:
     assert backend.replace("a/b", b"22", version) != version
     assert [s.name for s in backend.list("")] == ["a/b"]
     assert backend.probe() is False
+
+
+def test_a_part_of_a_file_costs_no_more_than_the_part(tmp_path: Path) -> None:
+    """What lies in place of a document may be of any size; ranges end where the file does."""
+    backend = open_backend(f"dir::file://{tmp_path}", {"dir": {"path": str(tmp_path)}})
+    backend.create("short", b"0123456789")
+    backend.create("empty", b"")
+    with next(tmp_path.rglob("short")).with_name("long").open("wb") as file:
+        file.write(b"0123456789")
+        file.truncate(1 << 30)
+    tracemalloc.start()
+    try:
+        for name in ("long", "short"):
+            assert backend.get(name, 0, 4) == b"0123"
+            assert backend.get(name, 3, 7) == b"3456"
+            assert backend.get(name, 5, 5) == b""
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert backend.get("short", 8, 64) == b"89"
+    assert backend.get("short", 64, 128) == backend.get("short", 64) == b""
+    assert backend.get("short", 8) == b"89"
+    assert backend.get("empty", 0, 64) == b""
+    for bounds in ((0, 64), (0, 0), (3, None)):
+        with pytest.raises(ObjectNotFoundError):
+            backend.get("missing", *bounds)
 
 
 def test_two_memory_backends_exclude_each_other() -> None:

@@ -157,6 +157,17 @@ def test_forget_refuses_all_if_it_refuses_one(store: str, run_folder: Path) -> N
     assert castore("cat", f"{name}:a.txt", "-r", store).exit_code == 0
 
 
+def test_unforget_refuses_all_if_it_refuses_one_and_takes_one_twice(
+    store: str, run_folder: Path
+) -> None:
+    names = [committed(store, run_folder, "--label", f"n={i}") for i in "12"]
+    assert castore("forget", *names, "-r", store).exit_code == 0
+    assert castore("unforget", names[0], "ffffffff", "-r", store).exit_code == 1
+    assert castore("cat", f"{names[0]}:a.txt", "-r", store).exit_code == 1, "still forgotten"
+    done = castore("unforget", names[0], names[1], names[0][:12], "-r", store, "--json")
+    assert (done.exit_code, [d["id"] for d in documents(done)]) == (0, [n[5:] for n in names])
+
+
 def test_prune_says_what_goes_and_a_dry_run_says_the_same(store: str, run_folder: Path) -> None:
     committed(store, run_folder)
     castore("forget", "latest", "-r", store)
@@ -289,6 +300,8 @@ def test_unreachable_is_13_and_never_empty() -> None:
         ["snapshots"],
         ["check", "-r", "x", "--sample", "200%"],
         ["check", "-r", "x", "--since", "yesterday"],
+        ["check", "-r", "x", "--state", "f"],
+        ["check", "-r", "x", "--read-data", "--sample", "5%"],
         ["prune", "-r", "x", "--grace", "fortnight"],
         ["commit", "x", "-r", "x", "--label", "novalue"],
         ["cat", "latest", "-r", "x"],
@@ -300,6 +313,19 @@ def test_a_command_line_that_is_not_understood_is_2(words: list[str]) -> None:
     assert result.exit_code == 2
     said = result.stderr if words[0] == "cat" else result.stdout
     assert json.loads(said)["exit_code"] == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_result_that_nobody_can_take_is_an_error_where_it_can_be_read(
+    store: str, run_folder: Path
+) -> None:
+    committed(store, run_folder)
+    for words in (["ls", "latest", "--json"], ["ls", "latest"], ["cat", "latest:a.txt"]):
+        with open("/dev/full", "w") as full:
+            program = [sys.executable, "-m", "castore.cli", *words, "-r", store]
+            done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 13, words
+        assert done.stderr == "castore: error: [Errno 28] No space left on device\n", words
 
 
 def test_an_error_is_one_message_without_a_traceback(store: str) -> None:

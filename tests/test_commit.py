@@ -434,6 +434,7 @@ def test_verify_hits_heals_a_damaged_frame(kind: str, at: int, tmp_path: Path) -
     name = repository.commit(draft(files)).name
     for path in files:
         flip_object(repository, blobs(repository, name, path)[-1], at)
+    flip_object(repository, repository.snapshot(name).tree, at)
     with pytest.raises(CorruptObjectError):
         contents(repository, name)
     again = repository.commit(draft(files), options=Options(verify_hits=True)).name

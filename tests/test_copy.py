@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from castore import frame
 from castore.copy import copy
+from castore.digest import digest_of
 from castore.errors import (
     BackendError,
     CorruptObjectError,
@@ -18,12 +20,14 @@ from castore.errors import (
 )
 from castore.objects import object_name
 from castore.repository import Repository
-from castore.tree import Folder, Link
+from castore.snapshot import Snapshot
+from castore.tree import File, Folder, Link, Slice, build_tree
 from tests.faults import Counting, Outage
 from tests.helpers import (
     blobs,
     contents,
     draft,
+    encode_raw,
     flip_object,
     headers,
     new_repository,
@@ -193,6 +197,31 @@ def test_damaged_bytes_are_never_copied(one: str, other: str, damage: str, tmp_p
     assert {n.id for n in target.snapshots()} == {good.id}
     assert object_name(digest) not in raw(target)
     assert problems(target) == []
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("alone", [False, True])
+@both
+def test_a_tree_that_wants_more_than_its_blobs_have_is_not_copied(
+    one: str, other: str, alone: bool, there: bool, tmp_path: Path
+) -> None:
+    """Named by its snapshot, whether the target has its blob already or not."""
+    source, target = pair(one, other, tmp_path)
+    good = source.commit(draft({"m": noise(100)}), namespace="a").name
+    [blob] = blobs(source, good, "m")
+    tree = build_tree({"x": File(50, "0" * 64, False, (Slice(blob, 80, 50),))}).encode()
+    source.store.create_many([(digest_of(tree), encode_raw(tree))])
+    bad = source.republish(Snapshot(digest_of(tree), 5, "b"))
+    if there:
+        copy(source, target, namespaces=["a"])
+    with ThreadPoolExecutor(2) as pool, pytest.raises(CorruptObjectError) as found:
+        copy(source, target, executor=None if alone else pool)
+    for part in (str(bad), digest_of(tree), blob, "130 bytes", "which has 100"):
+        assert part in str(found.value)
+    assert [n.id for n in target.snapshots()] == [good.id]
+    assert problems(target) == []
+    with pytest.raises(CorruptObjectError):
+        target.read(target.republish(Snapshot(digest_of(tree), 5, "b")), "x")
 
 
 @both

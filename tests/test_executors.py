@@ -29,7 +29,7 @@ from castore.table import NONE, Needs, Table, raw_of
 from castore.testing.s3server import S3Server
 from castore.workers import TRIES, Lent, Processes, opened, results
 from tests.executor_jobs import always_dies, dies_once
-from tests.helpers import draft, flip_object, headers, noise, problems, raw, series
+from tests.helpers import draft, flip_object, headers, new_repository, noise, problems, raw, series
 
 KINDS = ["threads", "processes", "dask"]
 
@@ -397,7 +397,7 @@ def test_secrets_do_not_travel_and_want_of_access_is_no_damage(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(BackendError, match="credentials do not travel"):
-        pickle.loads(packed)
+        pickle.loads(packed).repository  # noqa: B018
     with ThreadPoolExecutor(2) as pool:  # threads have them
         assert audit(repository, executor=pool)[0] == []
 
@@ -407,10 +407,18 @@ def test_a_worker_on_another_disk_is_told(tmp_path: Path) -> None:
     packed = pickle.dumps(Lent(repository))
     os.rename(tmp_path / "store", tmp_path / "away")
     with pytest.raises(BackendError, match="cannot open"):
-        pickle.loads(packed)
+        pickle.loads(packed).repository  # noqa: B018
     Repository.init(tmp_path / "store")
     with pytest.raises(BackendError, match="another repository"):
-        pickle.loads(packed)
+        pickle.loads(packed).repository  # noqa: B018
+
+
+def test_a_process_that_cannot_open_the_repository_says_so(tmp_path: Path) -> None:
+    """It does not die of it: nobody is told of memory that ran out."""
+    repository = new_repository("memory", tmp_path)
+    fill(repository)
+    with Processes(1) as processes, pytest.raises(BackendError, match="a worker cannot open"):
+        audit(repository, executor=processes)
 
 
 # -- copy

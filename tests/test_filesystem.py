@@ -827,12 +827,23 @@ def test_a_pickle_holds_no_secret(store: Store) -> None:
     with_login = CastoreFileSystem(f"ftp://me:{secret}@host/store")
     shown = [pickle.dumps(o) for o in (fs, with_login)]
     shown += [fs.to_json().encode(), with_login.to_json().encode(), repr(fs).encode()]
+    named = ["apikey", "pwd", "passphrase", "connection_string", "cookies", "sas_token", "auth"]
+    odd = CastoreFileSystem("abfs://c/x", repository_options=dict.fromkeys(named, secret))
+    shown += [pickle.dumps(odd), odd.to_json().encode()]
     for text in shown:
         assert secret.encode() not in text
     assert b"http://x:1" in shown[0]
     for name in ("key", "secret"):
         value = store.options.get("repository_options", {}).get(name, "of S3 alone")
         assert value.encode() not in pickle.dumps(file)
+
+
+def test_a_closed_file_is_not_pickled(local: Store) -> None:
+    at = commit(local.repository, {"w": b"data"})
+    with local.fs().open(f"{at}/w") as file:
+        assert pickle.loads(pickle.dumps(file)).read() == b"data"
+    with pytest.raises(ValueError, match="closed"):
+        pickle.dumps(file)
 
 
 def test_json_brings_a_file_system_back(local: Store) -> None:
@@ -905,6 +916,26 @@ def test_a_layout_is_shown_as_its_driver_tells_it(local: Store, shows: Path) -> 
     assert (
         held.read() == made == pickle.loads(pickle.dumps(held)).fs.open("me/made/it").read(0) + made
     )
+
+
+def test_a_layout_stays_when_something_else_is_committed(local: Store, shows: Path) -> None:
+    """A plain commit beside an experiment's saves takes no layout away."""
+    first, fs = commit(local.repository, {"a/w": b"data"}, driver="shows"), local.fs()
+    kept = [commit(local.repository, {"a/w": b"%d" % i}) for i in range(3)]
+    commit(local.repository, {"x": b""}, driver="nobody")
+    assert {"me/made", first, *kept} < set(fs.ls("me", detail=False))
+    assert fs.find("me/made") == ["me/made/it"] and fs.cat("me/latest/x") == b""
+
+
+def test_a_damaged_snapshot_leaves_no_layout_in_doubt(local: Store, shows: Path) -> None:
+    """Where the one that could have a layout cannot be read, none is told to be missing."""
+    commit(local.repository, {"a/w": b"data"}, driver="shows")
+    name = next(local.repository.snapshots("me"))
+    commit(local.repository, {"x": b""})
+    overwrite(local.repository, name.path, b"{}")
+    with pytest.raises(CorruptObjectError):
+        local.fs().exists("me/a/w")
+    assert local.fs().exists("me/latest/x")
 
 
 def test_a_layout_that_hides_a_snapshot_is_refused(local: Store, shows: Path) -> None:

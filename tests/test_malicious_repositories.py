@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from typer.testing import CliRunner
 
 from castore import document, frame
+from castore.cli import app
 from castore.copy import copy
 from castore.digest import digest_of
 from castore.errors import (
@@ -428,6 +430,7 @@ def test_a_bomb_is_read_in_parts(tmp_path: Path) -> None:
 def test_files_of_any_size_in_place_of_objects_and_documents(tmp_path: Path) -> None:
     """10 GB where an object, a tree, a snapshot or the settings should be are not read in."""
     repository = new_repository("local", tmp_path)
+    forgotten = repository.forget(repository.commit(draft({"m": b"old"})).name)
     commit = repository.commit(draft(GOOD))
     store = Path(repository.url)
     [blob, *_] = repository.tree(commit.name).blobs()
@@ -440,6 +443,13 @@ def test_files_of_any_size_in_place_of_objects_and_documents(tmp_path: Path) -> 
         assert {p.kind for p in problems(repository)} == {"corrupt"}
     with pytest.raises(IntegrityError):
         prune(repository, grace=0)
+    (store / forgotten.forgotten).chmod(0o600)
+    os.truncate(store / forgotten.forgotten, 10 << 30)
+    words = ["snapshots", "--forgotten", "-r", repository.url]
+    assert measured(lambda: CliRunner().invoke(app, words)) < 30 * MIB
+    assert CliRunner().invoke(app, words).exit_code == 3
+    with pytest.raises(IntegrityError):
+        repository.unforget(forgotten)
     os.truncate(store / CONFIG, 10 << 30)
     with pytest.raises(FormatError):
         Repository.open(repository.url)

@@ -134,6 +134,18 @@ def test_ties_views_and_strides_of_torch_files() -> None:
     assert file.tensors["first"].storage == file.tensors["second"].storage
 
 
+def test_a_tensor_that_torch_changes_as_it_reads_is_not_described() -> None:
+    """The bytes of a lazy conjugate or negation are not its values, so none are promised."""
+    z = torch.tensor([1 + 2j])
+    lazy = {"conj": z.conj(), "copy": z.conj().resolve_conj(), "z": z}
+    lazy["neg"] = torch.tensor([3 + 4j]).conj().imag
+    file = of(saved({**lazy, "within": [torch.nn.Parameter(z.conj())]}))
+    assert set(file.tensors) == {"copy", "z"}
+    assert set(file.opaque) == {"conj", "neg", "within/0"}
+    assert file.opaque["conj"].endswith("conj") and file.opaque["neg"].endswith("neg")
+    assert file.document["neg"] is None and file.document["within"] == [None]
+
+
 def test_parameters_with_attributes() -> None:
     parameter = torch.nn.Parameter(torch.randn(3))
     parameter.note = "kept out"  # type: ignore[attr-defined]

@@ -517,6 +517,95 @@ def test_of_many_that_set_a_new_key_one_does(tmp_path: Path) -> None:
     assert store._working.staging.staged() == []
 
 
+def test_threads_that_write_first_at_once_lose_nothing(tmp_path: Path) -> None:
+    """Each array that zarr makes begins so: its metadata and its group's, at one moment."""
+    repository = new_repository("local", tmp_path)
+    for _ in range(40):
+        store, start = SnapshotStore(repository), threading.Barrier(8)
+
+        def write(key: str, store: SnapshotStore = store, start: Any = start) -> None:
+            start.wait()
+            put(store, key, key.encode())
+
+        threads = [threading.Thread(target=write, args=(f"k{i}",)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert store._working.keys() == [f"k{i}" for i in range(8)]
+
+
+def test_what_changes_while_a_commit_runs_stays_staged(tmp_path: Path) -> None:
+    """Values and deletions by others of the store: none is lost, none is refused."""
+    inner = new_repository("local", tmp_path)
+    backend = Overtaken(inner.backend, None)
+    repository = with_backend(inner, backend)
+    store = SnapshotStore(repository)
+    for key in ("kept", "old", "gone"):
+        put(store, key, b"1")
+    store.commit()
+    for key in ("new", "short"):
+        put(store, key, b"1")
+
+    def change() -> None:
+        put(store, "old", b"2")
+        put(store, "new", b"2")
+        put(store, "late", b"2")
+        for key in ("gone", "short"):
+            store.delete_sync(key)
+
+    backend.overtake = change
+    made = store.commit()
+    assert set(contents(repository, made)) == {"kept", "old", "gone", "new", "short"}
+    assert store._working.keys() == ["kept", "late", "new", "old"]
+    after = {"kept": b"1", "late": b"2", "new": b"2", "old": b"2"}
+    assert contents(repository, store.commit()) == after
+    assert store._working.staging.staged() == []
+
+
+def test_of_two_threads_that_commit_one_store_one_is_refused(tmp_path: Path) -> None:
+    """The later one would undo what the other took up since."""
+    inner = new_repository("local", tmp_path)
+    backend = Overtaken(inner.backend, None)
+    store = SnapshotStore(with_backend(inner, backend))
+    put(store, "k", b"1")
+    store.commit()
+    put(store, "k", b"2")
+
+    def other() -> None:
+        put(store, "k", b"3")
+        store.commit()
+
+    backend.overtake = other
+    with pytest.raises(AlreadyExistsError, match="nothing was committed"):
+        store.commit()
+    assert [contents(inner, n)["k"] for n in inner.snapshots()] == [b"3", b"1"]
+    assert got(store, "k") == b"3"
+
+
+def test_threads_go_on_writing_while_one_commits(tmp_path: Path) -> None:
+    store = SnapshotStore(new_repository("local", tmp_path), staging=tmp_path / "staging")
+    failed: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            for i in range(60):
+                put(store, f"k{i % 7}", b"%d" % i)
+                assert got(store, f"k{i % 7}") == b"%d" % i
+        except BaseException as e:
+            failed.append(e)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    while thread.is_alive():
+        with contextlib.suppress(InvalidInputError):  # "... changed while it was read"
+            store.commit()
+    thread.join()
+    assert failed == []
+    last = {f"k{i % 7}": b"%d" % i for i in range(60)}
+    assert contents(store.repository, store.commit()) == last
+
+
 # -- names, leftovers, secrets
 
 

@@ -156,6 +156,16 @@ def test_views_ties_and_odd_shapes_of_torch(local: Repository) -> None:
         group["not there"]
 
 
+def test_what_torch_changes_as_it_reads_is_not_shown(local: Repository) -> None:
+    z = torch.tensor([1 + 2j])
+    neg = torch.tensor([3 + 4j]).conj().imag
+    group = opened(local, "lazy.pt", torch_file({"z": z, "conj": z.conj(), "neg": neg}))
+    assert set(group.array_keys()) == {"z"}
+    assert set(group.attrs["not_shown"]) == {"conj", "neg"}
+    with pytest.raises(FormatError, match="'conj'.*as it reads them: conj"):
+        group["conj"]
+
+
 def test_npz_of_every_kind(local: Repository) -> None:
     """Column-major, big-endian, single, empty, compressed; the rest is refused by name."""
     values = {

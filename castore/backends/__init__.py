@@ -25,6 +25,8 @@ def open_backend(
     the fsspec file system; they are never stored or shown. A missing s3fs is a `BackendError`.
     """
     text = os.fspath(url)
+    if "\0" in text:
+        raise InvalidInputError(f"{text!r}: a NUL is in no path")
     match = _URL.fullmatch(text)
     protocol, rest = match.groups() if match else ("file", text)
     if protocol in ("file", "local"):

@@ -10,7 +10,8 @@ from castore.digest import Buffer
 from castore.errors import InvalidInputError
 
 _SECRET = re.compile(
-    r"^(key|username|user|sas)$|key_id|_key$|customerkey|secret|token|passw|credential|session|auth",
+    r"^(key|apikey|username|user|sas|pwd)$|key_id|_key$|customerkey|secret|token|passw|passphrase"
+    r"|credential|session|auth|connection_?string|cookie",
     re.IGNORECASE,
 )
 _USERINFO = re.compile(r"//[^/@\s\"']*@")

@@ -86,9 +86,12 @@ def _tell(error: Exception, as_json: bool, to_stderr: bool) -> int:
     message, code = _describe(error)
     if as_json:
         document = error_document(type(error).__name__, message, code)
-        typer.echo(document, err=to_stderr)
-    else:
-        typer.echo(f"castore: error: {message}", err=True)
+        try:
+            typer.echo(document, err=to_stderr)
+            return code
+        except OSError:  # stdout is full or closed: said once more where it can be read
+            pass
+    typer.echo(f"castore: error: {message}", err=True)
     return code
 
 

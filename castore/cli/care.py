@@ -43,7 +43,8 @@ def check(
     ] = None,
     since: SinceText = None,
     state: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep what was verified; go on from it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep what was read and verified; go on from it."),
     ] = None,
     layout: Annotated[
         bool, typer.Option("--layout", help="Also let drivers verify what their layouts promise.")
@@ -73,6 +74,10 @@ def check(
 
     out = Output(json)
     share, moment = parse_share(sample), parse_since(since)
+    if read_data and share is not None:
+        raise typer.BadParameter("--read-data reads all, --sample a share: choose one of the two")
+    if state is not None and not read_data and share is None:
+        raise typer.BadParameter("--state goes with --read-data or --sample")
     store = open_repository(repository)
     if repair_from is not None:
         _repair(out, store, open_repository(repair_from))

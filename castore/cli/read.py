@@ -80,11 +80,12 @@ def _documents(
     """Each name's document; the error of one that is damaged; None for one that has just gone."""
     from castore.errors import FormatError, IntegrityError, ObjectNotFoundError
     from castore.load import read_snapshot
+    from castore.snapshot import MAX_DOCUMENT
 
     def read(name: SnapshotName) -> Snapshot | CastoreError | None:
         try:
             if forgotten:
-                return read_snapshot(store.backend.get(name.forgotten), name)
+                return read_snapshot(store.backend.get(name.forgotten, 0, MAX_DOCUMENT + 1), name)
             return store.snapshot(name)
         except (ObjectNotFoundError, SnapshotNotFoundError):
             return None

@@ -175,7 +175,8 @@ def unforget(snapshots: Snapshots, repository: RepositoryUrl, json: Json = False
     """
     out = Output(json)
     store = open_repository(repository)
-    for text in snapshots:
-        fresh = store.unforget(text)
+    names = [store.resolve_forgotten(text) for text in snapshots]
+    for name, text in dict(zip(names, snapshots, strict=True)).items():
+        fresh = store.unforget(name)
         out.document("commit", snapshot=str(fresh), id=fresh.id, was=text, time=iso(fresh.time))
         out.line(str(fresh))

@@ -52,13 +52,18 @@ class Storage(NamedTuple):
 
 
 class View(NamedTuple):
-    """A tensor: a view of a storage; ``offset`` and ``strides`` in elements."""
+    """A tensor: a view of a storage; ``offset`` and ``strides`` in elements.
+
+    ``but`` is what torch does to the stored elements before it shows them (``conj``, ``neg``);
+    empty for nearly all.
+    """
 
     dtype: str
     storage: Storage
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    but: str = ""
 
 
 def named(name: str) -> Any:
@@ -90,19 +95,45 @@ def checked_key(value: Any) -> Any:
     raise Malformed(f"a key that is a {type(value).__name__}, expected text or a small integer")
 
 
-def _view(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> View:
+def _view(
+    storage: Any,
+    offset: Any,
+    shape: Any,
+    strides: Any,
+    grad: Any = False,
+    hooks: Any = None,
+    bits: Any = None,
+    *_: Any,
+) -> View:
     if not isinstance(storage, Storage):
         raise Malformed("pickle: a tensor without a storage")
-    return View(storage.dtype, storage, _count(offset), _counts(shape), _counts(strides))
+    but = _bits(bits)
+    return View(storage.dtype, storage, _count(offset), _counts(shape), _counts(strides), but)
+
+
+def _bits(bits: Any) -> str:
+    """The names that are set in what torch keeps of a tensor beside its storage."""
+    if not isinstance(bits, dict | None):
+        raise Malformed("pickle: a tensor with strange metadata")
+    return ", ".join(sorted(str(name)[:100] for name, is_set in (bits or {}).items() if is_set))
 
 
 def _view_as(
-    storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any, *_: Any
+    storage: Any,
+    offset: Any,
+    shape: Any,
+    strides: Any,
+    grad: Any,
+    hooks: Any,
+    dtype: Any,
+    bits: Any = None,
+    *_: Any,
 ) -> View:
     """``_rebuild_tensor_v3``: the storage is of bytes, the dtype stands beside it."""
     if not isinstance(dtype, Global) or dtype.name not in DTYPES:
         raise Malformed("pickle: a tensor of an unknown dtype")
-    return _view(storage, offset, shape, strides)._replace(dtype=DTYPES[dtype.name])
+    view = _view(storage, offset, shape, strides, grad, hooks, bits)
+    return view._replace(dtype=DTYPES[dtype.name])
 
 
 def _with_attributes(function: Any, kind: Any, arguments: Any, state: Any) -> Any:

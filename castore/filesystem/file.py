@@ -56,6 +56,8 @@ class CastoreFile(AbstractBufferedFile):  # type: ignore[misc]
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.closed:
+            raise ValueError(f"castore://{self.path} was closed: it cannot be pickled")
         state = (self.fs, self.path, self._content, self.details, self.blocksize, self.cache.name)
         return _reopened, (state, self.loc)
 

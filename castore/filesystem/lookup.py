@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from castore.backend import Backend
@@ -22,6 +23,7 @@ from castore.tree import File, Tree
 _DOCUMENTS = 32 << 20  # bytes of snapshot documents kept
 _ENTRIES = 400_000  # files and slices of the trees kept
 _MADE = 64 << 20  # bytes kept that drivers made
+_LOOKED_AT = 100  # snapshots of a namespace that are asked whether they have a layout
 _TRIES = 5  # of a look whose snapshots are forgotten meanwhile
 
 
@@ -187,7 +189,7 @@ class Lookup:
             raise FileNotFoundError(f"castore://{namespace}: {e}") from e
         if newest is None:
             raise FileNotFoundError(self._none(namespace))
-        viewer = self._viewer(moment.snapshot(newest).driver)
+        viewer = self._viewer(moment.snapshot(newest).driver) or self._earlier(moment, namespace)
         entries = viewer.view(moment, namespace) if viewer else {}
         for path in entries:
             if address.names_snapshot(namespace, path.partition("/")[0]):
@@ -195,6 +197,16 @@ class Lookup:
                     f"castore://{namespace}: the driver shows {path!r}, which names a snapshot"
                 )
         return Place(namespace, entries, folders_of(entries), newest.time)
+
+    def _earlier(self, moment: Repository, namespace: str) -> Viewer | None:
+        """The view of the newest snapshot that has one, where the very newest has none.
+
+        Such as a folder that somebody committed beside an experiment's saves.
+        """
+        names = list(moment.snapshots(namespace, limit=_LOOKED_AT))
+        with ThreadPoolExecutor(self.repository.backend.parallel) as pool:
+            drivers = pool.map(lambda n: moment.snapshot(n).driver, names)
+        return next(filter(None, map(self._viewer, dict.fromkeys(drivers))), None)
 
     def _viewer(self, driver: str) -> Viewer | None:
         """Looking for what is installed takes longer than a look at a layout: done once."""

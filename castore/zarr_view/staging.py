@@ -18,6 +18,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -59,6 +60,7 @@ class Staging:
         self.shared = folder is not None
         self.folder = Path(folder).absolute() if folder is not None else None
         self._owner = os.getpid()
+        self._making = threading.Lock()
 
     def _root(self) -> Path:
         if self.folder is None:
@@ -67,8 +69,11 @@ class Staging:
                     "a forked process began to write to a store: what it stages would be lost;"
                     " give the store staging=FOLDER"
                 )
-            self.folder = Path(tempfile.mkdtemp(prefix="castore-zarr-"))
-            weakref.finalize(self, _remove, self.folder, self._owner)
+            with self._making:  # threads that write first at once share one folder
+                if self.folder is None:
+                    made = Path(tempfile.mkdtemp(prefix="castore-zarr-"))
+                    weakref.finalize(self, _remove, made, self._owner)
+                    self.folder = made
         return self.folder
 
     # -- the base
@@ -92,16 +97,28 @@ class Staging:
             held = self.base() or base
         return held
 
-    def move(self, base: str, committed: Mapping[str, DiskFile]) -> None:
-        """``committed`` is part of ``base`` now, on which what is staged stands from here on."""
+    def move(
+        self, before: str, marks: frozenset[str], base: str, committed: Mapping[str, DiskFile]
+    ) -> None:
+        """``committed`` is part of ``base`` now, on which what is staged stands from here on.
+
+        What was written or deleted since they, and ``marks`` of the base ``before``, were taken
+        stays staged upon ``base``. For who holds `lock`.
+        """
         if self.folder is None:
             return
         self._put(_BASE, document.encode(_KIND, {"base": base}))
-        for key, file in committed.items():
-            if self._source(key) == file:  # else it was written again meanwhile
-                self.drop(key)
+        now = {key: self._source(key) for key in committed}
+        later = self.marks(before) - marks
         with _told(self.folder), suppress(FileNotFoundError):
             shutil.rmtree(self.folder / _GONE)
+        for mark in later:
+            self._put(f"{_mark(base, '').rpartition('/')[0]}/{mark}", b"")
+        for key, file in committed.items():
+            if now[key] is None:
+                self.mark_gone(base, key)
+            elif now[key] == file:
+                self.drop(key)
 
     def clear(self) -> None:
         """Forget everything, also what was written upon."""
@@ -195,13 +212,16 @@ class Staging:
         """Whether ``key`` of ``base`` was deleted."""
         return self.folder is not None and (self.folder / _mark(base, key)).exists()
 
-    def gone(self, base: str) -> Callable[[str], bool]:
-        """`is_gone` for many keys, as of now."""
-        marks: set[str] = set()
+    def marks(self, base: str) -> frozenset[str]:
+        """The marks of all deletions from ``base``, as of now; `marked` reads them."""
         if self.folder is not None:
             with _told(self.folder), suppress(FileNotFoundError):
-                marks = set(os.listdir((self.folder / _mark(base, "")).parent))
-        return lambda key: bool(marks) and _mark(base, key).rpartition("/")[2] in marks
+                return frozenset(os.listdir((self.folder / _mark(base, "")).parent))
+        return frozenset()
+
+    def gone(self, base: str) -> Callable[[str], bool]:
+        """`is_gone` for many keys, as of now."""
+        return marked(self.marks(base))
 
     # -- within
 
@@ -236,6 +256,11 @@ def _mark(base: str, key: str) -> str:
     """Marks of another base do not count: a crash may leave them behind a commit."""
     digests = (digest_of(text.encode("utf-8", "surrogatepass")) for text in (base, key))
     return "/".join([_GONE, *digests])
+
+
+def marked(marks: frozenset[str]) -> Callable[[str], bool]:
+    """Whether a key has one of the marks of deletions."""
+    return lambda key: bool(marks) and _mark("", key).rpartition("/")[2] in marks
 
 
 def _storable(key: str) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
@@ -18,7 +19,7 @@ from castore.snapshot import SnapshotName, check_namespace
 from castore.source import Draft, SourceEntry
 from castore.tree import Entry, File, Folder, Tree, check_path
 from castore.zarr_view.reading import FileBytes, Kept
-from castore.zarr_view.staging import Span, Staging, check_key
+from castore.zarr_view.staging import Span, Staging, check_key, marked
 
 
 @dataclass(frozen=True)
@@ -152,8 +153,9 @@ class Working:
 
     def _look(self) -> None:
         """Where other processes stage too, one of them may have committed."""
-        if self.staging.shared:
-            self._check_base()
+        if self.staging.shared and self.staging.base() not in (None, self.base.said):
+            with self.staging.lock():  # a thread of our own may be in the middle of it
+                self._check_base()
 
     def keys(self, prefix: str = "") -> list[str]:
         """All keys that begin with ``prefix``, sorted."""
@@ -186,17 +188,18 @@ class Working:
             The value's version is not ``replaces`` any more: nothing was staged.
         """
         check_key(key)
-        self._check_base(claim=True)
-        if new and self._committed(key) is not None:
-            return False
         with self.staging.lock():
+            self._check_base(claim=True)
+            if new and self._committed(key) is not None:
+                return False
             self._check_version(key, replaces)
             return self.staging.write(key, data, new=new)
 
     def delete(self, key: str, *, replaces: str | None = None) -> None:
         """Stage a deletion; a key that is not there is no error. ``replaces`` as for `write`."""
-        self._look()
         with self.staging.lock():
+            if self.staging.shared:
+                self._check_base()
             self._check_version(key, replaces)
             if key in self.base.files:
                 self._check_base(claim=True)
@@ -219,19 +222,30 @@ class Working:
             The namespace's newest snapshot is not what was written upon: nothing is committed,
             and the changes stay staged.
         """
+        base = self.base  # another thread may commit as well: one of the two is refused
         self._check_base()
         self._check_newest(newest_name(self.repository.backend, self.namespace))
-        base, staged = self.base, self.staging.sources()
+        staged = self.staging.sources()
+        marks = self.staging.marks(base.said)
         parents = (str(base.name),) if base.name else ()
-        draft = Draft(self._entries(staged), key="zarr", labels=labels, parents=parents)
+        draft = Draft(
+            self._entries(base, staged, marks), key="zarr", labels=labels, parents=parents
+        )
         made = self.repository.commit(draft, namespace=self.namespace)
-        self._check_alone(made.name)
-        self.base = self._base(made.name, made.tree)
-        self.staging.move(self.base.said, staged)
+        self._check_alone(made.name, base.name)
+        with self._lock():
+            self.base = self._base(made.name, made.tree)
+            self.staging.move(base.said, marks, self.base.said, staged)
         return made.name
 
-    def _entries(self, staged: Mapping[str, SourceEntry]) -> dict[str, SourceEntry]:
-        base, gone = self.base, self.staging.gone(self.base.said)
+    def _lock(self) -> AbstractContextManager[None]:
+        """The staging folder's lock; where nothing was staged there is nothing to hold."""
+        return nullcontext() if self.staging.folder is None else self.staging.lock()
+
+    def _entries(
+        self, base: Base, staged: Mapping[str, SourceEntry], marks: frozenset[str]
+    ) -> dict[str, SourceEntry]:
+        gone = marked(marks)
         head = f"{self.path}/" if self.path else ""
         lost = {head + k for k in base.files if gone(k)}
         kept: dict[str, SourceEntry] = {p: e for p, e in base.entries.items() if p not in lost}
@@ -243,9 +257,8 @@ class Working:
         if newest != expected:
             raise self._conflict(newest)
 
-    def _check_alone(self, made: SnapshotName) -> None:
+    def _check_alone(self, made: SnapshotName, since: SnapshotName | None) -> None:
         """Of two that commit upon one base at the same moment, at most one stays."""
-        since = self.base.name
         least = since.time if since is not None and since.namespace == self.namespace else 0
         names = self.repository.snapshots(self.namespace)
         other = next((n for n in takewhile(lambda n: n.time > least, names) if n != made), None)
