@@ -14,7 +14,7 @@ from castore import (
     Tree,
 )
 from castore_dcp.layout import Item, Layout, Numbers, TensorEntry
-from castore_dcp.names import METADATA, Checkpoint
+from castore_dcp.names import METADATA, Checkpoint, is_key
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,16 @@ class Found:
 def resolve(repository: Repository, namespace: str, wanted: Checkpoint | str) -> SnapshotName:
     """The newest snapshot of a checkpoint; or ``latest``, or one named by its id or a prefix.
 
+    ``latest`` is the newest checkpoint, whatever else was committed to the namespace since.
+
     Raises
     ------
     SnapshotNotFoundError
     """
+    if wanted == "latest":
+        found = newest(repository, namespace)
+        if found is not None:
+            return found
     if isinstance(wanted, str):
         return repository.resolve(wanted if "@" in wanted else f"{namespace}@{wanted}")
     for name in repository.snapshots(namespace):
@@ -67,6 +73,11 @@ def resolve(repository: Repository, namespace: str, wanted: Checkpoint | str) ->
             return name
     steps = [n.key.removeprefix("step.") for n in repository.snapshots(namespace, limit=5)]
     raise _missing(repository, namespace, wanted, steps)
+
+
+def newest(repository: Repository, namespace: str) -> SnapshotName | None:
+    """A namespace's newest checkpoint, by a listing alone; None without any."""
+    return next((n for n in repository.snapshots(namespace) if is_key(n.key)), None)
 
 
 def read(repository: Repository, name: SnapshotName) -> Found:

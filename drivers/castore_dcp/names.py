@@ -15,6 +15,7 @@ METADATA = "dcp.json"
 """The path of the document that says what the checkpoint holds."""
 
 _STEP = re.compile(r"(?:[A-Za-z]+[-_=.]?)?([0-9]{1,18})")
+_KEY = re.compile(r"step\.[0-9]+|name\.[0-9a-f]{16}|checkpoint")
 _PARTS = ".parts"
 _LONGEST = 1024
 
@@ -75,6 +76,11 @@ def is_id(checkpoint_id: object) -> bool:
         and 0 < len(checkpoint_id) <= _LONGEST
         and checkpoint_id.isprintable()
     )
+
+
+def is_key(key: str) -> bool:
+    """Whether a snapshot of this key is a checkpoint: `Checkpoint.key` of some id."""
+    return _KEY.fullmatch(key) is not None
 
 
 def at_step(step: int | None) -> Checkpoint:

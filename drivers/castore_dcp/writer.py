@@ -38,6 +38,7 @@ from castore import (
     SnapshotName,
     SnapshotNotFoundError,
 )
+from castore_dcp import find
 from castore_dcp.layout import Item
 from castore_dcp.metadata import to_layout
 from castore_dcp.names import (
@@ -287,7 +288,7 @@ class CastoreWriter(StorageWriter):
         if self._earlier is None:
             self._earlier = {}
             latest = self._previous == "latest"
-            name = f"{self.namespace}@latest" if latest else self._previous
+            name = find.newest(self.repository, self.namespace) if latest else self._previous
             try:
                 self._earlier = dict(self.repository.tree(name).files()) if name else {}
             except SnapshotNotFoundError:

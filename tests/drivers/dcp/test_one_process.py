@@ -35,13 +35,14 @@ from castore import (
 )
 from castore.check import check
 from castore.cli import app
+from castore.frame import DELTA
 from castore.objects import object_name
 from castore.prune import prune
 from castore.testing.drivers import DriverTests
 from castore.testing.faulty import FaultyBackend
 from castore_dcp import CastoreReader, CastoreWriter, DcpDriver
 from tests.drivers.dcp.states import BIG, blank, model, odd, shown, trained
-from tests.helpers import draft, flip_object, with_backend
+from tests.helpers import draft, flip_object, headers, with_backend
 
 Place = tuple[str, dict[str, Any] | None]
 
@@ -263,6 +264,21 @@ def test_a_checkpoint_that_is_not_there_is_named(
         where.read_metadata()
     with pytest.raises(CheckpointException, match="SnapshotNotFound|holds no|names 0"):
         dcp.load({"n": 0}, storage_reader=where)
+
+
+def test_what_else_is_committed_does_not_hide_the_latest_checkpoint(
+    repository: Repository,
+) -> None:
+    writer, state = CastoreWriter(repository, "t", keep_bytes=0), {"n": torch.randn(30_000)}
+    dcp.save(state, checkpoint_id="step-1", storage_writer=writer)
+    repository.commit(draft({"notes": b"1"}), namespace="t")
+    loaded = {"n": torch.zeros(30_000)}
+    dcp.load(loaded, storage_reader=CastoreReader(repository, "t"))
+    assert torch.equal(loaded["n"], state["n"])
+    before = {h for h, header in headers(repository).items() if header.codec == DELTA}
+    dcp.save({"n": state["n"] * 1.0001}, checkpoint_id="step-2", storage_writer=writer)
+    deltas = {h for h, header in headers(repository).items() if header.codec == DELTA}
+    assert len(deltas - before) == 1  # to step 1, not to the notes
 
 
 def test_another_kind_of_snapshot_is_refused(repository: Repository) -> None:
