@@ -183,6 +183,8 @@ def cat(
         raise NotFoundError(f"{path!r} is {known} in {snapshot}: 'castore ls' lists its paths")
     if not isinstance(entry, File):
         raise InvalidInputError(f"{path!r} in {snapshot} is a link or a folder, not a file")
+    if sys.stdout is None:
+        raise InvalidInputError("there is nowhere to write the file to: stdout is closed")
     for part in store.read_file(entry):
         sys.stdout.buffer.write(part)
     sys.stdout.buffer.flush()

@@ -16,6 +16,14 @@ from castore_experiments.manifest import parse
 from castore_experiments.records import Records
 from castore_experiments.verify import Defect
 
+_COMPARED = (
+    "hp_hash",
+    "model_hash",
+    "data_hash",
+    "latest_weight_checkpoint",
+    "latest_weight_step",
+)
+
 
 def audit(records: Records, files: Files) -> Iterator[Defect]:
     """Path and defect of every broken promise; nothing for a root that is whole.
@@ -63,12 +71,14 @@ def _manifest(records: Records, files: Files) -> Iterator[Defect]:
         yield layout.MANIFEST, str(e)
         return
     right = manifest_of(records)
+    for hash in sorted(there.entries.keys() - right.entries.keys()):
+        yield layout.MANIFEST, f"has {hash}, which no snapshot here has"
     for hash, entry in right.entries.items():
         found = there.entries.get(hash)
         if found is None:
             yield layout.MANIFEST, f"lacks {hash}"
             continue
-        for key in ("hp_hash", "model_hash", "data_hash", "latest_weight_checkpoint"):
+        for key in _COMPARED:
             if found.get(key) != entry.get(key):
                 yield layout.MANIFEST, f"{hash}.{key}: {found.get(key)!r}, not {entry.get(key)!r}"
     if there.latest_hash != right.latest_hash:
@@ -85,4 +95,7 @@ def _curves(records: Records, files: Files) -> Iterator[Defect]:
             if curves.metrics():
                 yield layout.CURVES, "is missing: the next save makes it again"
             return
-        yield from ((layout.CURVES, text) for text in compare(curves, path))
+        try:
+            yield from ((layout.CURVES, text) for text in compare(curves, path))
+        except CastoreError as e:  # no database, or of a newer version
+            yield layout.CURVES, str(e)

@@ -30,11 +30,34 @@ def _chosen(given: Any, watched: Callable[[], Any]) -> Any:
 def numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     """Metrics as plain numbers; `InvalidInputError` names one that is none."""
     found = {}
-    for name, value in (metrics or {}).items():
+    for name, value in mapping("metrics", metrics).items():
         try:
             found[str(name)] = float(value)
         except (TypeError, ValueError) as e:
             raise InvalidInputError(f"metrics[{name!r}]: {value!r} is no number: {e}") from e
+    return found
+
+
+def mapping(name: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """``given``, an empty one for None; `InvalidInputError` for anything else."""
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidInputError(
+            f"{name}: expected a mapping from names, found {type(given).__qualname__}"
+        )
+    return given or {}
+
+
+def metadata(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """``given``, if a weight file can keep it; `InvalidInputError` names what it cannot."""
+    found = mapping("metadata", given)
+    for name, value in found.items():
+        from castore_experiments.tensors import take_apart
+
+        if take_apart({"metadata": {name: value}}).stored:
+            raise InvalidInputError(
+                f"/metadata/{name}: holds a tensor, and metadata are plain values: take .item() or"
+                " .tolist() of it"
+            )
     return found
 
 

@@ -342,6 +342,8 @@ def curves(
     from castore_experiments.siblings import curves_of
 
     out = Output(json)
+    if (hash and metric is None) or (file and metric is not None):
+        raise typer.BadParameter("--hash goes with METRIC; --out writes all rows and takes neither")
     place = _open(root, out)
     found = curves_of(place, merged=merged, report=out.note)
     if file is not None:
@@ -359,7 +361,9 @@ def curves(
     full = _hash(_archive(place), hash) if hash else None
     points = found.signals(metric, full)
     columns = ["step", "metric_value", "experiment_hash", "run"]
-    found_rows = points[columns].astype(object).values.tolist()
+    values = points[columns].astype({"experiment_hash": object})
+    values.loc[values["experiment_hash"].isna(), "experiment_hash"] = None
+    found_rows = values.astype(object).values.tolist()
     for row in found_rows:
         out.document("point", **dict(zip(columns, map(_finite, row), strict=True)))
     cells = [["" if v is None else str(v) for v in row] for row in found_rows]

@@ -39,12 +39,14 @@ class Watched:
 class Content:
     """What counts for a hash, as it was at one moment; None where a component is not at hand.
 
-    ``config`` and ``data`` are copies in normal form, ``model`` the object itself.
+    ``config`` and ``data`` are copies in normal form, ``model`` the object itself, which may change
+    later; ``architecture``, which is there once the hash is known, is of that moment.
     """
 
     config: Mapping[Any, Any] | None = None
     model: Any = None
     data: DataState | None = None
+    architecture: Description | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +73,29 @@ class Scheme:
         )
 
     def digests(
-        self, now: Content, before: Digests, init_step: int, step: int
+        self, now: Content, before: Digests, initialised: Mapping[str, int], step: int
     ) -> tuple[Digests, int]:
         """Full digests of ``now``, and the step its model was initialised at.
 
-        A component that is not at hand keeps its digest of ``before``. A model that differs from
-        the one before was initialised at ``step``, else at ``init_step``.
+        A component that is not at hand keeps its digest of ``before``. ``initialised`` has the
+        digests of models that are known, with the step each was initialised at: one of these keeps
+        it. Any other was initialised at ``step``, the first of all at 0.
         """
         hp = before.hp if now.config is None else self.hp(now.config)
         data = before.data if now.data is None else self.data(now.data)
         if now.model is None:
-            return Digests(hp, before.model, data), init_step
-        model = self.model(now.model, init_step)
-        if before.model and not same(model, before.model):
-            init_step = step
-            model = self.model(now.model, init_step)
+            return Digests(hp, before.model, data), initialised.get(before.model, 0)
+        model, init_step = self._initialised(now.model, initialised, step if before.model else 0)
         return Digests(hp, model, data), init_step
+
+    def _initialised(
+        self, model: Any, initialised: Mapping[str, int], step: int
+    ) -> tuple[str, int]:
+        for known, init_step in initialised.items():
+            digest = self.model(model, init_step)
+            if same(digest, known):
+                return digest, init_step
+        return self.model(model, step), step
 
 
 def scheme(name: str) -> Scheme:

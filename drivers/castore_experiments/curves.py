@@ -13,9 +13,12 @@ from castore import AlreadyExistsError, ObjectNotFoundError, Repository
 from castore.backend import MISSING
 from castore_experiments import layout
 from castore_experiments.files import Files
+from castore_experiments.records import Records
 
 if TYPE_CHECKING:
+    from castore_experiments.resume import Loaded
     from castore_experiments.signals import Curves, Database, Log, Source
+    from castore_experiments.states import Archive
 
 Report = Callable[[str], None]
 
@@ -35,6 +38,7 @@ class Journal:
         self.files, self._report, self._clock = files, report, clock
         self._log: Log | None = None
         self._source: Source | None = None
+        self._recovered: str | None = None
         self.parent: str | None = None
         self.step: int | None = None
 
@@ -57,15 +61,10 @@ class Journal:
 
     def open(self, repository: Repository, namespace: str) -> Log:
         """A log for this process; first what a killed one left is taken in."""
-        from castore_experiments.signals import Log, recover
+        from castore_experiments.signals import Log
 
+        self._recover(repository, namespace)
         folder = self.folder(repository, namespace)
-        folder.mkdir(parents=True, exist_ok=True)
-        for done in recover(repository, namespace, folder):
-            self._report(
-                f"{done.rows} rows of curves of a process that ended early are recovered"
-                f" ({done.lost_bytes} bytes at the end were not whole)"
-            )
         return Log(
             repository,
             namespace,
@@ -74,6 +73,21 @@ class Journal:
             parent=self._parent(repository, namespace),
             fork_step=self.step,
         )
+
+    def _recover(self, repository: Repository, namespace: str) -> None:
+        """Take in what killed processes left; once: those killed later are left to the next."""
+        from castore_experiments.signals import recover
+
+        folder = self.folder(repository, namespace)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._recovered == namespace:
+            return
+        for done in recover(repository, namespace, folder):
+            self._report(
+                f"{done.rows} rows of curves of a process that ended early are recovered"
+                f" ({done.lost_bytes} bytes at the end were not whole)"
+            )
+        self._recovered = namespace
 
     def _parent(self, repository: Repository, namespace: str) -> str | None:
         """The run that is gone on from; of weights that another program saved, the newest one."""
@@ -92,6 +106,7 @@ class Journal:
 
     def publish(self, repository: Repository, namespace: str) -> None:
         """Every row so far into the repository, and ``loggers.duckdb`` brought after it."""
+        self._recover(repository, namespace)
         if self._log is not None:
             self._log.flush()
         self.database(repository, namespace).update(self.curves(repository, namespace))
@@ -131,11 +146,25 @@ class Journal:
                 copy.write_bytes(self.files.get(layout.CURVES))
         return Database(copy, state, lambda data: put(self.files, layout.CURVES, data))
 
+    def drop(self) -> None:
+        """Nobody will write here again: the log ends on its own, see `signals.Log.drop`."""
+        if self._log is not None:
+            self._log.drop()
+
     def close(self) -> None:
         """Flush and end; the journal opens again at the next row."""
         log, self._log = self._log, None
         if log is not None:
             log.close()
+
+
+def run_of(archive: Archive | None, loaded: Loaded) -> str | None:
+    """The run that wrote what was loaded, so that its curve goes on."""
+    if loaded.weights is None or loaded.weights.snapshot is None:
+        return loaded.state.run
+    assert isinstance(archive, Records)
+    run = archive.facts(loaded.weights.snapshot).get("run")
+    return run if isinstance(run, str) else None
 
 
 def put(files: Files, name: str, data: bytes) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from castore import File, InvalidInputError
 from castore_experiments import canonical, layout, rng
-from castore_experiments.components import Content, describe
+from castore_experiments.components import Content
 from castore_experiments.documents import ARCHITECTURE, CONFIG, DataDocument, architecture_ref
 from castore_experiments.options import Options
 from castore_experiments.records import Records
@@ -33,19 +33,18 @@ class Instant:
     pickled: bytes | None = None
 
 
-def with_model(now: Instant, model: Any, init_step: int, options: Options) -> Instant:
-    """``now`` with what is kept of the model object, which may change later.
+def with_model(now: Instant, content: Content, options: Options) -> Instant:
+    """``now`` with what is kept of the model of a new state.
 
     Raises
     ------
     InvalidInputError
         Its architecture is to be dumped, and it cannot be pickled.
     """
-    if model is None:
+    if content.model is None or content.architecture is None:
         return now
-    pickled = _pickle(model) if options.dump_model_architecture else None
-    description = describe(model, init_step).encode()
-    return replace(now, architecture=description, pickled=pickled)
+    pickled = _pickle(content.model) if options.dump_model_architecture else None
+    return replace(now, architecture=content.architecture.encode(), pickled=pickled)
 
 
 def state_documents(

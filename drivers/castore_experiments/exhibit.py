@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -49,6 +49,8 @@ class Exhibit:
         self._shown: dict[str, set[str]] = {}
         self._last: tuple[Weights, MemoryFile] | None = None
         self._caught_up = False
+        self._behind: set[str] = set()
+        self._going: list[tuple[str, File]] = []
         self.view = View(files, self._committed)
         self.manifest = ManifestFile(
             files, lambda: manifest_of(records), report=report, clock=clock
@@ -151,15 +153,24 @@ class Exhibit:
         if not real and len(data) <= AT_HAND:
             self._last = weights, MemoryFile(bytes(data))
 
-    def withdraw(self, files: Iterable[tuple[str, File]]) -> None:
-        """Take away files that are committed no more; what else has their name comes back."""
-        for path, file in files:
+    def will_go(self, path: str, file: File) -> None:
+        """A file whose snapshot is about to be forgotten: the next `withdraw` takes it away."""
+        self._going.append((path, file))
+
+    def withdraw(self) -> None:
+        """Take away files that are committed no more; what else has their name comes back.
+
+        Where that fails the next `withdraw` goes on.
+        """
+        while self._going:
+            path, file = self._going[0]
             self._shown.setdefault(path, set()).add(file.sha256)
             right = self._still(path)
             if right is None:
                 self.view.remove(path)
             else:
                 self._write(path, partial(self.records.repository.read_file, right), right.sha256)
+            del self._going[0]
 
     def _still(self, path: str) -> File | None:
         """What is to be real under a path by now."""
@@ -177,14 +188,18 @@ class Exhibit:
     def rebuild(self) -> int:
         """Write all that is to be real, and the manifest; gives the number of hashes."""
         hashes = self.records.hashes()
+        self._show(hashes)
+        self.manifest.update(change_of(manifest_of(self.records), self._time()))
+        return len(hashes)
+
+    def _show(self, hashes: Sequence[str]) -> None:
+        """The documents of some hashes, and those of their weights that are to be real."""
         for hash in hashes:
             self.show_state(hash)
         newest = self._newest()
         every = {w.path: w for h in hashes for w in reversed(self.records.weights(h))}
-        for path in sorted(wanted_weights(self.materialize, newest, every)):
+        for path in sorted(wanted_weights(self.materialize, newest, every) & every.keys()):
             self._write_weights(every[path], None)
-        self.manifest.update(change_of(manifest_of(self.records), self._time()))
-        return len(hashes)
 
     def _newest(self) -> str | None:
         latest = self.records.latest()
@@ -215,8 +230,8 @@ class Exhibit:
             self.manifest.update(Change(drop=(hash,)))
             return
         state = self.records.state(hash)
-        change = Change({hash: entry(self.records, state, RunWords(state.experiment_name))})
-        self.manifest.update(change)
+        update = entry(self.records, state, RunWords(state.experiment_name))
+        self.manifest.update(Change({hash: update}))
 
     def note_words(self, hash: str, words: RunWords) -> None:
         """Enter a name and notes."""
@@ -232,19 +247,47 @@ class Exhibit:
             step = newest.step if newest else state.step or 0
             follow(self._files, state, step, stamp(time / 1e6))
 
+    @contextmanager
+    def following(self, *hashes: str) -> Iterator[None]:
+        """What fails within left the root behind the repository: the next write brings it after."""
+        try:
+            yield
+        except BaseException:
+            self._behind.update(hashes)
+            raise
+
     def _catch_up(self, there: Manifest) -> None:
-        """Enter, once, what a process that ended early had committed and not entered."""
-        if self._caught_up:
-            return
-        self._caught_up = True
-        for hash in self.records.hashes():
-            found = there.entries.get(hash, {})
-            newest = next(iter(self.records.weights(hash)), None)
-            name = newest.path.rpartition("/")[2] if newest else None
-            if "hp_hash" not in found or found.get("latest_weight_checkpoint") != name:
-                state = self.records.state(hash)
-                update = entry(self.records, state, RunWords(state.experiment_name))
-                self.manifest.update(Change({hash: update}, time=self.records.last_used(hash)))
+        """Show and enter what was committed and then not shown: once what processes that ended
+        early left, or people edited, and after each failure of this one.
+        """
+        if not self._caught_up:
+            self._behind.update(h for h in self.records.hashes() if not self._is_entered(h, there))
+            self._caught_up = True
+        if self._behind or self._going:
+            self.records.refresh()
+            self.withdraw()
+        for hash in sorted(self._behind):
+            if hash in self.records:
+                self._show([hash])
+                self._enter(hash, there)
+            self._behind.remove(hash)
+
+    def _enter(self, hash: str, there: Manifest) -> None:
+        """The whole entry of a hash; newer weights that another machine entered stay."""
+        said = there.entries.get(hash, {}).get("latest_weight_checkpoint")
+        gone = said not in (None, *map(_name_of, self.records.weights(hash)))
+        state = self.records.state(hash)
+        update = entry(self.records, state, RunWords(state.experiment_name))
+        time = 0 if gone else self.records.last_used(hash)
+        self.manifest.update(Change({hash: update}, time=time))
+
+    def _is_entered(self, hash: str, there: Manifest) -> bool:
+        found = there.entries.get(hash, {})
+        names = map(_name_of, self.records.weights(hash))
+        labels = layout.split(hash)._asdict().items()
+        return found.get("latest_weight_checkpoint") == next(names, None) and all(
+            found.get(f"{component}_hash") == label for component, label in labels
+        )
 
 
 def entry(records: Records, state: State, words: RunWords) -> dict[str, Any]:
@@ -264,7 +307,7 @@ def entry(records: Records, state: State, words: RunWords) -> dict[str, Any]:
         last_used=max(stamp(records.last_used(state.hash) / 1e6), state.created),
         experiment_name=words.name or state.experiment_name,
         notes=words.notes or "",
-        weights=newest.path.rpartition("/")[2] if newest else None,
+        weights=_name_of(newest) if newest else None,
         step=newest.step if newest else None,
         castore=own,
     )
@@ -273,9 +316,13 @@ def entry(records: Records, state: State, words: RunWords) -> dict[str, Any]:
 def _weights_entry(weights: Weights) -> dict[str, Any]:
     return {
         "last_used": stamp(weights.time / 1e6),
-        "latest_weight_checkpoint": weights.path.rpartition("/")[2],
+        "latest_weight_checkpoint": _name_of(weights),
         "latest_weight_step": weights.step,
     }
+
+
+def _name_of(weights: Weights) -> str:
+    return weights.path.rpartition("/")[2]
 
 
 def manifest_of(records: Records) -> Manifest:

@@ -100,9 +100,9 @@ class Loading(Catalog):
         target_step : int, optional
             As for `load_checkpoint`.
         strict : bool
-            Whether a data loader that cannot go on exactly, another kind of optimizer, or a random
-            stream that cannot be restored, is an error. Else it is reported: the loader begins an
-            epoch anew, the optimizer is as new.
+            Whether a data loader that cannot go on exactly, another kind of optimizer or scheduler,
+            or a random stream that cannot be restored, is an error. Else it is reported: the loader
+            begins an epoch anew, optimizer or scheduler are as new.
 
         Returns
         -------

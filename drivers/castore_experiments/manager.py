@@ -84,7 +84,7 @@ class CheckpointManager(Naming):
         self._allow_pickle = allow_pickle
         if given is not None:
             _ = self._session.place
-        before_shutdown(partial(_close_at_exit, weakref.ref(self)))
+        before_shutdown(partial(_close_at_exit, weakref.ref(self), os.getpid()))
 
     @classmethod
     def from_config(
@@ -94,6 +94,12 @@ class CheckpointManager(Naming):
 
         Its ``root_log_dir`` and ``checkpoint_manager`` count; it is watched as hyperparameters.
         ``more`` are keyword arguments of the constructor.
+
+        Raises
+        ------
+        OSError, FormatError, InvalidInputError
+            The file cannot be read, is no configuration, or names another root than ``more``; and
+            as the constructor and `watch`.
         """
         if not isinstance(config, Mapping):
             config = from_yaml(Path(config).read_bytes(), os.fspath(config))
@@ -142,7 +148,7 @@ class CheckpointManager(Naming):
             "hyperparameters": hyperparameters,
             "data": data,
         }
-        self._session.watch(objects, dataloaders or {}, root_log_dir)
+        self._session.watch(objects, chosen.mapping("dataloaders", dataloaders), root_log_dir)
 
     def update_experiment_hash(
         self,
@@ -268,7 +274,8 @@ class CheckpointManager(Naming):
         Raises
         ------
         InvalidInputError
-            Something that could not be read back; the message names it. Nothing was saved.
+            Something that could not be read back, or a model whose tensors have other names or
+            shapes than those the current hash stands for; it is named. Nothing was saved.
         """
         session = self._session
         chosen.refuse_false(force_dump_pending=force_dump_pending, update_manifest=update_manifest)
@@ -282,7 +289,7 @@ class CheckpointManager(Naming):
             handle = session.save(
                 step=step,
                 metrics=chosen.numbers(metrics),
-                metadata=metadata,
+                metadata=chosen.metadata(metadata),
                 optimizer=save_optimizer,
                 weights=save_model_checkpoint,
                 model=model,
@@ -360,10 +367,13 @@ class CheckpointManager(Naming):
         self._session.close()
 
 
-def _close_at_exit(manager: weakref.ref[CheckpointManager]) -> None:
-    """A save under way at the interpreter's exit is finished; nobody is left to raise to."""
+def _close_at_exit(manager: weakref.ref[CheckpointManager], process: int) -> None:
+    """A save under way at the interpreter's exit is finished; nobody is left to raise to.
+
+    A forked child, such as a worker of a data loader, leaves that to the process that made it.
+    """
     found = manager()
-    if found is None:
+    if found is None or os.getpid() != process:
         return
     try:
         found.close()

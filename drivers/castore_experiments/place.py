@@ -86,10 +86,11 @@ class Place:
         origin = root_.origin(self.files, record, self._world.storage_options)
         if origin == "moved":
             self._world.report(f"{self.files.url}: moved here from {record.url}")
+        records = Records(repository, record.namespace)
+        records.refresh()
+        self._tell_foreign(records)
         self._copied, self._moved = origin == "copied", origin == "moved"
-        self._records = Records(repository, record.namespace)
-        self._records.refresh()
-        self._tell_foreign(self._records)
+        self._records = records
 
     def _tell_foreign(self, records: Records) -> None:
         """Say so if another program wrote experiments to the root since: they are not resumed."""
@@ -172,10 +173,10 @@ class Place:
     def look_again(self) -> None:
         """See what others wrote meanwhile, also if the root was fresh when it was opened."""
         if self.record is None:
-            self.record = root_.read_root(self.files)
-            if self.record is not None:
-                self._folder = None
-                self._open_recorded(self.record)
+            record = root_.read_root(self.files)
+            if record is not None:
+                self._open_recorded(record)
+                self.record, self._folder = record, None
         if self.archive is not None:
             self.archive.refresh()
 
@@ -243,12 +244,12 @@ class Place:
         if isinstance(self.files, LocalFiles):
             self.files.prepare()
         record = root_.new_record(self.files, repository, namespace, self.scheme)
-        self.record = root_.claim_root(self.files, record)
-        if self.record.namespace != namespace:
-            self._yield_to(self.record, records)
+        record = root_.claim_root(self.files, record)
+        if record.namespace != namespace:
+            self._yield_to(record, records)
         else:
             self._records = records
-        self._folder = None
+        self.record, self._folder = record, None  # last: what failed before is begun anew
 
     def _yield_to(self, record: RootRecord, made: Records) -> None:
         """Another process claimed the root first: what was imported beside it goes."""
@@ -290,10 +291,10 @@ class Place:
             fork_namespace(repository, record.namespace + suffix, fresh + suffix)
         new = root_.new_record(self.files, repository, fresh, record.scheme)
         new = replace(new, forked_from=record.namespace)
-        self.record = root_.replace_root(self.files, record, new)
-        self._copied = False
-        self._records = Records(repository, self.record.namespace)
-        self._records.refresh()
+        new = root_.replace_root(self.files, record, new)
+        records = Records(repository, new.namespace)
+        records.refresh()
+        self.record, self._records, self._copied = new, records, False
 
 
 def _open_or_init(url: str, options: dict[str, Any] | None) -> Repository:

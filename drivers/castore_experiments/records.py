@@ -62,9 +62,13 @@ class Records:
     # -- what there is
 
     def refresh(self) -> None:
-        """List the namespace again: what others wrote or forgot meanwhile."""
+        """List the namespace again: what others wrote or forgot meanwhile.
+
+        Where the list cannot be read all stays as it was.
+        """
+        names = list(self.repository.snapshots(self.namespace))
         self._held, self._order = {}, []
-        for name in self.repository.snapshots(self.namespace):
+        for name in names:
             self._take(name, newest=False)
 
     def add(self, name: SnapshotName, tree: Tree | None = None) -> None:

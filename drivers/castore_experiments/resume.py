@@ -311,6 +311,7 @@ class Resume:
             )
 
     def _apply_weights(self, watched: Watched) -> Iterator[str]:
+        from castore_experiments.schedulers import other_scheduler
         from castore_experiments.weights import apply, other_kind
 
         file = self.loaded.file
@@ -332,11 +333,14 @@ class Resume:
             del parts[name]
             self.report(f"step {file.step} of {file.exp_hash} holds no {name} state: it is as new")
             yield name
-        unlike = other_kind(parts.get("optimizer"), file.optimizer_state)
-        if unlike and not self.strict:
-            del parts["optimizer"]
-            self.report(f"the saved optimizer is of another kind ({unlike}): it is as new")
-            yield "optimizer"
+        others = {
+            "optimizer": other_kind(parts.get("optimizer"), file.optimizer_state),
+            "scheduler": other_scheduler(parts.get("scheduler"), file.scheduler_state),
+        }
+        for name in [n for n, unlike in others.items() if unlike and not self.strict]:
+            del parts[name]
+            self.report(f"the saved {name} is of another kind ({others[name]}): it is as new")
+            yield name
         if parts:
             apply(file, parts.get("model"), parts.get("optimizer"), parts.get("scheduler"))
             yield from parts

@@ -59,22 +59,31 @@ def carry_out(
     store = StoreOptions(compression=options.compression)
     try:
         job = settle_label(job, records, exhibit, store)
-        weights = _commit_weights(job, records, exhibit, store)
+        with exhibit.following(job.state.hash):
+            weights = _commit_weights(job, records, exhibit, store)
     finally:
         if job.captured is not None:
             job.captured.release()
-    done = Done(job.state, weights)
-    if job.content is not None and job.state.hash not in records:
-        done = _write_state(job, weights, records, exhibit, options)
-    elif weights is not None:
-        exhibit.note_weights(weights)
-    elif job.content is not None and records.latest() != job.state.hash:
-        records.touch(job.state.hash)
-        exhibit.note_use(job.state.hash)
+    with exhibit.following(job.state.hash):
+        done = _commit_state(job, weights, records, exhibit, options)
     curves()
     if weights is not None:
         retain(records, exhibit, options, done.state.hash)
     return done
+
+
+def _commit_state(
+    job: Job, weights: Weights | None, records: Records, exhibit: Exhibit, options: Options
+) -> Done:
+    """The state that weights belong to, unless it is there already; and the manifest after."""
+    if job.content is not None and job.state.hash not in records:
+        return _write_state(job, weights, records, exhibit, options)
+    if weights is not None:
+        exhibit.note_weights(weights)
+    elif job.state.hash in records and records.latest() != job.state.hash:
+        records.touch(job.state.hash)
+        exhibit.note_use(job.state.hash)
+    return Done(job.state, weights)
 
 
 def settle_label(job: Job, records: Records, exhibit: Exhibit, store: StoreOptions) -> Job:
@@ -152,14 +161,13 @@ def let_go(records: Records, keep: Keep, hash: str) -> list[Weights]:
 
 def forget_weights(records: Records, exhibit: Exhibit, gone: Sequence[Weights]) -> None:
     """Forget weights, and take their real files away."""
-    files = []
     for weights in gone:
         assert weights.snapshot is not None
         with suppress(SnapshotNotFoundError):  # another process was faster
-            files.append((weights.path, records.file_of(weights)))
+            exhibit.will_go(weights.path, records.file_of(weights))
             records.repository.forget(weights.snapshot)
         records.drop(weights.snapshot)
-    exhibit.withdraw(files)
+    exhibit.withdraw()
 
 
 def metrics_of(records: Records, weights: Weights) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
@@ -14,7 +15,8 @@ from castore_experiments.background import Background, Handle
 from castore_experiments.canonical import KEPT_OUT
 from castore_experiments.commits import Save, checked_step
 from castore_experiments.components import Content, Watched, scheme
-from castore_experiments.curves import Journal
+from castore_experiments.copying import Copier, architecture_of
+from castore_experiments.curves import Journal, run_of
 from castore_experiments.dump import Instant, with_model
 from castore_experiments.exhibit import Exhibit
 from castore_experiments.lossy import Lossy, lossy_of
@@ -32,6 +34,7 @@ from castore_experiments.unfit import refuse_unfit
 from castore_experiments.versions import Owner, owner_in
 
 if TYPE_CHECKING:
+    from castore_experiments.architecture import Description
     from castore_experiments.signals import Curves
 
 DEFAULT_ROOT = "root_experiment"
@@ -60,7 +63,7 @@ class Session:
         self.resume: Resume | None = None
         self._place: Place | None = None
         self._exhibit: Exhibit | None = None
-        self._buffers: Any = None
+        self._copier = Copier()
         self._siblings: list[Any] | None = None
         self._lossy: Lossy | None = None
         self._settled = False
@@ -73,11 +76,19 @@ class Session:
         if self.closed:
             raise InvalidInputError("this CheckpointManager is closed: make another one")
         if self._place is None:
-            self.given = self.given or DEFAULT_ROOT
+            self.given = DEFAULT_ROOT if self.given is None else self.given
+            if not self.given:
+                raise InvalidInputError("root_log_dir: an empty text names no folder: leave it out")
             self._place = Place(self.given, self.options, self.world)
             self.tracker = Tracker(scheme(self._place.scheme))
             self.journal = Journal(self._place.files, self.world.report, self.world.clock)
-            self._resume_latest(self._place)
+            # A session that is dropped without `close` keeps no threads; at exit it is closed.
+            weakref.finalize(self, self.journal.drop).atexit = False
+            try:
+                self._resume_latest(self._place)
+            except BaseException:
+                self._place = None  # or the next call would go on as if nothing were to resume
+                raise
         return self._place
 
     @property
@@ -125,7 +136,8 @@ class Session:
         loaded = resume.loaded
         self.tracker.resume(loaded.state, loaded.step)
         self._lossy = lossy_of(self.tracker.rule, loaded)
-        self.journal.fork(self._run_of(loaded), loaded.step if loaded.weights else None)
+        archive = self._place.archive if self._place else None
+        self.journal.fork(run_of(archive, loaded), loaded.step if loaded.weights else None)
         self.resume = resume
         self.resume.apply(self._given_to())
 
@@ -154,15 +166,6 @@ class Session:
     def trusts(self, allowed: bool) -> bool:
         """Whether pickled architectures may be run: by the caller's word, or its own config."""
         return allowed or self.options.dump_model_architecture
-
-    def _run_of(self, loaded: Loaded) -> str | None:
-        """The run that wrote the weights, so that its curve goes on."""
-        archive = self._place.archive if self._place else None
-        if loaded.weights is None or loaded.weights.snapshot is None:
-            return loaded.state.run
-        assert isinstance(archive, Records)
-        run = archive.facts(loaded.weights.snapshot).get("run")
-        return run if isinstance(run, str) else None
 
     # -- watching
 
@@ -294,16 +297,19 @@ class Session:
             {name: loader.state() for name, loader in self.watched.loaders.items()},
         )
         if content is not None:
-            instant = with_model(instant, content.model, tracker.state.init_step, self.options)
+            instant = with_model(instant, content, self.options)
         job = Job(
             tracker.state,
             instant,
             content,
-            self._capture(model, optimizer) if weights else None,
+            self._copier.copy(
+                self.watched, model, optimizer, self.options, tracker.state, self._architecture
+            )
+            if weights
+            else None,
             Save(at, instant.saved, self.journal.run, metrics, deepcopy(metadata)),
             look=not self._settled,
         )
-        self._settled = content is None
         if self.resume is not None:
             self.resume.begun = True
         exhibit, options = self.exhibit(records), self.options
@@ -316,25 +322,18 @@ class Session:
 
     def _carry_out(self, job: Job, records: Records, exhibit: Exhibit, options: Options) -> Done:
         done = carry_out(job, records, exhibit, options, lambda: self.publish_curves(records))
+        self._settled = job.content is None
         self.tracker.state = self.tracker.written = done.state
         self.tracker.content = Content()
         clear_pending(self.place.files)
         return done
 
-    def _capture(self, model: Any, optimizer: bool) -> Any:
-        from castore_experiments.weights import Buffers, capture
-
-        model = self.watched.model if model is None else model
-        if model is None or not self.options.dump_model_state:
-            return None
-        self._buffers = self._buffers or Buffers()
-        with_optimizer = optimizer and self.options.dump_optimizer_state
-        return capture(
-            model,
-            self.watched.optimizer if with_optimizer else None,
-            self.watched.scheduler,
-            buffers=self._buffers,
-        )
+    def _architecture(self) -> Description | None:
+        """Of the model that the current hash stands for; None where that is not known."""
+        tracker = self.tracker
+        if tracker.content.architecture is not None or tracker.state is None:
+            return tracker.content.architecture
+        return architecture_of(self.records(), tracker.state.hash, self.world.report)
 
     def elsewhere(self, step: int | None) -> Done:
         """What rank 0 is saving, for the other ranks of a distributed job."""

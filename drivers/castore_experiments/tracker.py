@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from castore_experiments.components import Content, Scheme
+from castore_experiments.components import Content, Scheme, describe
 from castore_experiments.layout import COMPONENTS
 from castore_experiments.states import Digests, State
 from castore_experiments.versions import Owner, hash_of
@@ -83,8 +83,9 @@ class Tracker:
         force : bool
             Count all three components as changed and the hash as new.
         """
-        init_step = self.state.init_step if self.state else 0
-        digests, init_step = self.rule.digests(content, self.digests, init_step, self.step)
+        digests, init_step = self.rule.digests(
+            content, self.digests, self._initialised(), self.step
+        )
         changed: set[str] = {*COMPONENTS} if force else digests.changed(self.digests)
         if not changed and self.state is not None:
             return Update(self.state.hash, False, set())
@@ -98,8 +99,15 @@ class Tracker:
             self.state = found
         else:
             self.state = self._new(template, hash, digests, init_step)
+        if content.model is not None and self.state is not self.written:
+            content = replace(content, architecture=describe(content.model, init_step))
         self.content = _merged(self.content, content, before, self.written)
         return Update(hash, force or found is None, changed)
+
+    def _initialised(self) -> dict[str, int]:
+        """The steps at which the current model and the one written last were initialised."""
+        known = [s for s in (self.state, self.written) if s is not None]
+        return {s.digests.model: s.init_step for s in known if s.digests.model}
 
     def _new(self, template: State, hash: str, digests: Digests, init_step: int) -> State:
         before = self.written.digests if self.written else Digests()
@@ -126,4 +134,5 @@ def _merged(old: Content, new: Content, before: State | None, written: State | N
         new.config if new.config is not None else old.config,
         new.model if new.model is not None else old.model,
         new.data if new.data is not None else old.data,
+        new.architecture if new.model is not None else old.architecture,
     )

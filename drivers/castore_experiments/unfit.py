@@ -14,8 +14,8 @@ def refuse_unfit(resume: Resume, watched: Watched) -> None:
     Raises
     ------
     InvalidInputError
-        Another architecture; with ``strict`` another kind of optimizer, or a data loader that
-        cannot go on exactly.
+        Another architecture; with ``strict`` another kind of optimizer or scheduler, or a data
+        loader that cannot go on exactly.
     FormatError
         With ``strict``, a random stream that cannot be restored.
     """
@@ -27,7 +27,7 @@ def refuse_unfit(resume: Resume, watched: Watched) -> None:
         )
     if not resume.strict:
         return
-    _refuse_optimizer(resume, watched)
+    _refuse_other_kinds(resume, watched)
     for name in watched.loaders.keys() & loaded.loaders.keys():
         if "castore" in loaded.loaders[name]:
             watched.loaders[name].check(loaded.loaders[name])
@@ -35,13 +35,20 @@ def refuse_unfit(resume: Resume, watched: Watched) -> None:
         rng.check(loaded.rng_state)
 
 
-def _refuse_optimizer(resume: Resume, watched: Watched) -> None:
+def _refuse_other_kinds(resume: Resume, watched: Watched) -> None:
+    from castore_experiments.schedulers import other_scheduler
     from castore_experiments.weights import other_kind
 
     file = resume.loaded.file
-    unlike = other_kind(watched.optimizer, file.optimizer_state) if file is not None else ""
-    if unlike:
-        raise InvalidInputError(
-            f"the saved optimizer is of another kind: {unlike}; nothing was changed. strict=False"
-            " leaves the watched one as new"
-        )
+    if file is None:
+        return
+    others = {
+        "optimizer": other_kind(watched.optimizer, file.optimizer_state),
+        "scheduler": other_scheduler(watched.scheduler, file.scheduler_state),
+    }
+    for name, unlike in others.items():
+        if unlike:
+            raise InvalidInputError(
+                f"the saved {name} is of another kind: {unlike}; nothing was changed. strict=False"
+                " leaves the watched one as new"
+            )

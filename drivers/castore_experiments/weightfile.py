@@ -265,10 +265,23 @@ def _load_model(model: Any, state: Mapping[str, Any], strict: bool) -> None:
         raise InvalidInputError(
             f"the saved model has other names: missing {missing[:5]}, not here {more[:5]}"
         )
+    _unexpand(model)
     try:
         model.load_state_dict(given, strict=strict)
     except (RuntimeError, KeyError) as e:
         raise InvalidInputError(f"the model does not take the saved state: {e}") from e
+
+
+def _unexpand(model: Any) -> None:
+    """Memory of their own for expanded tensors, whose elements share some: torch writes to none."""
+    if isinstance(model, torch.nn.Module):
+        for t in (*model.parameters(), *model.buffers()):
+            if _shape(t) and t.layout == torch.strided and _is_expanded(t):
+                t.data = t.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _is_expanded(t: torch.Tensor) -> bool:
+    return any(n > 1 and step == 0 for n, step in zip(t.shape, t.stride(), strict=True))
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -15,7 +15,7 @@ import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -27,6 +27,7 @@ from castore_experiments.weightfile import WeightFile, apply, decode, other_kind
 __all__ = [
     "Buffers",
     "Captured",
+    "Shapes",
     "WeightFile",
     "apply",
     "capture",
@@ -34,6 +35,8 @@ __all__ = [
     "encode",
     "other_kind",
 ]
+
+Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 _PROTOCOL = 2
 _ROOM = 1 << 20
@@ -85,6 +88,12 @@ class Captured:
     def nbytes(self) -> int:
         """Bytes of tensors that were copied."""
         return sum(p.length for p in self._places)
+
+    def model_shapes(self) -> Shapes:
+        """Names and shapes of the model's tensors, as its ``state_dict()`` has them."""
+        state = self._parts.value.get("model_state_dict")
+        items = state.items() if isinstance(state, Mapping) else ()
+        return tuple((n, t.shape) for n, t in items if isinstance(t, Slot))
 
     def release(self) -> None:
         """Give the memory back; views of an encoding are void then. Twice is once."""

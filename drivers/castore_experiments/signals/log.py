@@ -7,6 +7,7 @@ in the repository at each `Log.flush`, each minute and whenever much has gathere
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import secrets
 import threading
@@ -17,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from castore import BackendError, CastoreError, InvalidInputError, Repository, SnapshotName
+from castore_experiments.signals import points
 from castore_experiments.signals import values as v
 from castore_experiments.signals.batch import BatchName, parse_key
 from castore_experiments.signals.index import Source
 from castore_experiments.signals.ladder import Ladder
 from castore_experiments.signals.parquet import of_curve
 from castore_experiments.signals.publish import MERGE
-from castore_experiments.signals.rows import Block
 from castore_experiments.signals.run import Run, within_second
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Log:
         self._repository, self._clock = repository, clock
         self._interval, self._minute, self._pid = interval, minute, os.getpid()
         self._failure: CastoreError | None = None
-        self._closed, self._flushes = False, 0
+        self._closed, self._dropped, self._flushes = False, False, 0
         self._names: set[str] = set()
         self._stop, self._full = threading.Event(), threading.Event()
         source = Source(repository, namespace)
@@ -202,9 +203,9 @@ class Log:
         step = v.integer(step, f"{metric}: step")
         samples = instances = extra = point = None
         if per_sample is not None:
-            samples = _samples(metric, hash, step, per_sample)
+            samples = points.samples(metric, hash, step, per_sample)
         if per_instance is not None:
-            instances = _instances(metric, hash, step, per_instance)
+            instances = points.instances(metric, hash, step, per_instance)
         if value is not None:
             seconds = self._clock() if timestamp is None else v.integer(timestamp, "timestamp")
             point = (metric, hash, step, v.number(value, metric), int(seconds))
@@ -215,7 +216,7 @@ class Log:
             )
             # The usual call has none of them; by identity, since arrays have no plain equality.
             if samples is not None or not all(map(is_, given, _NOTHING)):
-                extra = _extra(given, samples)
+                extra = points.extra(given, samples)
         self._ladder.take(point, extra, {"per_sample": samples, "per_instance": instances})
         if self._ladder.waiting > GATHERED:
             self._full.set()
@@ -249,7 +250,8 @@ class Log:
         self._stop.set()
         self._full.set()
         for thread in self._threads:
-            thread.join()
+            if thread is not threading.current_thread():
+                thread.join()
         atexit.unregister(self._at_exit)
         done = False
         try:
@@ -259,6 +261,15 @@ class Log:
         finally:
             self._ladder.close(empty=done)
         self._raise()
+
+    def drop(self) -> None:
+        """Nobody will call this log again: within a second or two it closes itself.
+
+        What that fails with goes to the logger ``castore``; the rows are in the local file then,
+        from where `recover` takes them. Takes no lock and never waits, so that the end of an object
+        may call it, which comes in any thread and at any place.
+        """
+        self._dropped = True
 
     # -- reading, as a source of `Curves`
 
@@ -280,7 +291,9 @@ class Log:
         """For each run with rows in no snapshot yet their hashes."""
         found: dict[str, set[str | None]] = {}
         for rows in self.unflushed().values():
-            pairs = rows.select(["run", "experiment_hash"]).group_by(["run", "experiment_hash"])
+            columns = ["run", "experiment_hash"]
+            # Arrow groups no chunks whose words differ, as those of two drains do.
+            pairs = rows.select(columns).unify_dictionaries().group_by(columns)
             for pair in pairs.aggregate([]).to_pylist():
                 found.setdefault(pair["run"], set()).add(pair["experiment_hash"])
         return found
@@ -331,6 +344,15 @@ class Log:
     def _each_second(self) -> None:
         while not self._stop.wait(self._interval):
             self._guarded(self._ladder.drain)
+            if self._dropped:
+                self._close_alone()
+                return
+
+    def _close_alone(self) -> None:
+        try:
+            self.close()
+        except Exception:
+            logging.getLogger("castore").exception("curves of %s could not be saved", self.writer)
 
     def _each_minute(self) -> None:
         while not self._stop.is_set():
@@ -361,38 +383,3 @@ class Log:
 
 def _step(value: int | None) -> int | None:
     return None if value is None else v.integer(value, "fork_step")
-
-
-def _extra(given: tuple[Any, ...], samples: Block | None) -> tuple[Any, ...]:
-    """The columns of a point that most points do not have, in their order."""
-    audit, marker, split, tags, note, outliers, outlier_count, count, trend, margin, low, high = (
-        given
-    )
-    low_found, high_found = v.ends(samples.values if samples else None)
-    return (
-        bool(audit),
-        bool(marker),
-        v.text(split, "split_name"),
-        v.json_text(tags, "evaluation_tags", "[]"),
-        v.text(note, "point_note"),
-        v.json_text(outliers, "outliers", ""),
-        v.count(outlier_count, len(outliers), "outlier_count"),
-        v.count(count, len(samples.values) if samples else 0, "sample_count"),
-        v.optional(trend, "trend_value"),
-        v.optional(margin, "trend_margin"),
-        low_found if low is None else v.number(low, "value_min"),
-        high_found if high is None else v.number(high, "value_max"),
-    )
-
-
-def _samples(metric: str, hash: str | None, step: int, given: Any) -> Block:
-    what = f"{metric}: per_sample"
-    ids, found = v.pairs(given, 2, what)
-    return Block(metric, hash, step, v.ids(ids, what), v.floats(found, what))
-
-
-def _instances(metric: str, hash: str | None, step: int, given: Any) -> Block:
-    what = f"{metric}: per_instance"
-    ids, annotations, found = v.pairs(given, 3, what)
-    numbers = v.integers(annotations, what)
-    return Block(metric, hash, step, v.ids(ids, what), v.floats(found, what), numbers)

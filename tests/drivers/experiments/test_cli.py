@@ -20,6 +20,7 @@ from castore_experiments.weights import decode
 from tests.drivers.experiments import fixture
 from tests.drivers.experiments.fixture import HASHES, LATEST
 from tests.drivers.experiments.places import KINDS, place
+from tests.drivers.experiments.small import net, opened
 from tests.drivers.experiments.training import Training
 
 
@@ -419,6 +420,20 @@ def test_usage_errors(tmp_path: Path) -> None:
     assert castore("runs").exit_code == 2
     assert castore("nothing").exit_code == 2
     assert castore("list", "-r", str(tmp_path / "none")).exit_code == 10
+    assert castore("curves", "root", "--hash", "0").exit_code == 2
+    assert castore("curves", "root", "loss", "--out", "all.duckdb").exit_code == 2
+    assert castore("curves", "root", "--hash", "0", "--out", "all.duckdb").exit_code == 2
+
+
+def test_points_from_before_there_is_a_hash(tmp_path: Path) -> None:
+    root = str(tmp_path / "r")
+    with opened(root) as manager:
+        manager.watch(model=net())
+        manager.log("loss", 0.5, 1)
+    (point,) = told("curves", root, "loss")
+    assert (point["step"], point["metric_value"], point["experiment_hash"]) == (1, 0.5, None)
+    line = said("curves", root, "loss").splitlines()[1].split()
+    assert line == ["1", "0.5", point["run"]]
 
 
 def test_why_over_a_repository_and_in_the_current_folder(

@@ -413,7 +413,9 @@ def test_a_config_that_another_state_claims_is_found(root: Path) -> None:
         assert CONFIG in text and "its digest is" in text and "is not what" in text
 
 
-@pytest.mark.parametrize("edit", ["step", "gone", "latest", "label", "garbage", "deleted"])
+@pytest.mark.parametrize(
+    "edit", ["step", "number", "gone", "besides", "latest", "label", "garbage", "deleted"]
+)
 def test_an_edited_manifest_is_found(root: Path, edit: str) -> None:
     """'manifest against snapshots'."""
     file = root / "checkpoints" / "manifest.yaml"
@@ -422,8 +424,15 @@ def test_an_edited_manifest_is_found(root: Path, edit: str) -> None:
     if edit == "step":
         body["experiments"][state.hash]["latest_weight_step"] = 1
         body["experiments"][state.hash]["latest_weight_checkpoint"] = f"{state.hash}_step_000001.pt"
+    elif edit == "number":
+        body["experiments"][state.hash]["latest_weight_step"] = 1
     elif edit == "gone":
         del body["experiments"][state.hash]
+    elif edit == "besides":
+        body["experiments"]["0" * 24] = {
+            **body["experiments"][state.hash],
+            **dict.fromkeys(("hp_hash", "model_hash", "data_hash"), "0" * 8),
+        }
     elif edit == "latest":
         body["latest_hash"] = state.hash
     elif edit == "label":
@@ -451,6 +460,13 @@ def test_a_changed_row_of_the_database_is_found(root: Path, change: str) -> None
         connection.execute(change)
     found = verify(root)
     assert found and {p for p, _ in found} == {"checkpoints/loggers/loggers.duckdb"}
+
+
+def test_what_is_no_database_is_found(root: Path) -> None:
+    """A problem among the others, not the end of the check."""
+    (root / "checkpoints/loggers/loggers.duckdb").write_bytes(b"x")
+    ((path, text),) = verify(root)
+    assert path == "checkpoints/loggers/loggers.duckdb" and "no DuckDB file" in text
 
 
 def test_damage_in_the_repository_is_found(root: Path) -> None:

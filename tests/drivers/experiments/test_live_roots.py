@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -594,6 +595,27 @@ def test_documents_by_the_public_tools_names(root: str) -> None:
             manager.save_data_snapshot(force_new_state=True)
 
 
+def test_a_name_is_of_one_state_and_not_of_the_configuration(root: str) -> None:
+    """`rename_run` changes neither a document nor what is watched: ``experiment_name`` of the
+    configuration names the states that are written from then on; a given name stays."""
+    config = {"lr": 1.0, "experiment_name": "as configured"}
+    with opened(root) as manager:
+        manager.watch(model=net(), hyperparameters=config)
+        first = manager.update_experiment_hash(dump_immediately=True).hash
+        path = f"checkpoints/HP/{first[:8]}/{first[:8]}_config.yaml"
+        before = read(root, path)
+        assert manager.rename_run(first, "better")
+        assert config["experiment_name"] == "as configured" and read(root, path) == before
+        assert manager.update_experiment_hash() == (first, False, set())
+        manager.save_model_checkpoint(step=1)
+        config["lr"] = 2.0
+        second = manager.update_experiment_hash(dump_immediately=True).hash
+        names = {r["hash"]: r["experiment_name"] for r in manager.list_runs()}
+        assert names == {first: "better", second: "as configured"}
+        entries = yaml.safe_load(read(root, "checkpoints/manifest.yaml"))["experiments"]
+        assert {h: e["experiment_name"] for h, e in entries.items()} == names
+
+
 def test_what_no_method_takes(tmp_path: Path) -> None:
     """'Every public method says what it returns and raises': a wrong value is refused by name."""
     with started(tmp_path / "exp") as manager:
@@ -605,6 +627,20 @@ def test_what_no_method_takes(tmp_path: Path) -> None:
             manager.save_model_checkpoint(step=2, metrics={"val": "good"})  # type: ignore[dict-item]
         with pytest.raises(InvalidInputError, match="sort_by"):
             manager.get_all_hashes(sort_by="size")  # type: ignore[arg-type]
+        loss = torch.ones(1, requires_grad=True) * 2
+        for name, given in (
+            ("metrics", [1.0]),
+            ("metadata", [1.0]),
+            ("/metadata/loss", {"loss": loss}),
+            ("/metadata/of/lock", {"of": {"lock": threading.Lock()}}),
+        ):
+            more: Any = {name.strip("/").partition("/")[0]: given}
+            with pytest.raises(InvalidInputError, match=f"^{name}: "):
+                manager.save_model_checkpoint(step=2, wait=False, **more)
+        with pytest.raises(InvalidInputError, match="^dataloaders: expected a mapping"):
+            manager.watch(dataloaders=[1])  # type: ignore[arg-type]
+        with pytest.raises(InvalidInputError, match="^root_log_dir: an empty text"):
+            opened("")
         assert manager.get_checkpoint_info()["steps"] == [1]
 
 

@@ -9,6 +9,8 @@ import ast
 import io
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from argparse import Namespace
@@ -444,6 +446,57 @@ def test_what_a_killed_process_left_out_of_the_manifest_is_entered(tmp_path: Pat
     assert len(entries) == 3 and entries[first]["latest_weight_step"] == 2
 
 
+def test_rows_of_a_killed_process_are_taken_in_by_a_save(tmp_path: Path) -> None:
+    """'A crash loses at most the rows since the last flush': whoever goes on needs log nothing."""
+    script = """
+import os, sys, time
+from pathlib import Path
+from tests.drivers.experiments.small import started
+manager = started(sys.argv[1])
+manager.log("loss", 9.0, 7)
+files = lambda: Path(sys.argv[1], ".castore", "wal").rglob("*.wal")
+while not any(p.stat().st_size for p in files()):
+    time.sleep(0.05)
+time.sleep(0.2)
+os._exit(1)
+"""
+    root = tmp_path / "exp"
+    command = [sys.executable, "-W", "ignore", "-c", script, str(root)]
+    assert subprocess.run(command, timeout=200).returncode == 1
+    said = Said()
+    with opened(root, said) as manager:
+        manager.watch(model=net())
+        manager.save_model_checkpoint(step=2)
+        assert said.has("1 rows of curves of a process that ended early are recovered")
+        with duckdb.connect(str(manager.get_logger_db_path()), read_only=True) as connection:
+            rows = connection.execute("SELECT step, metric_value FROM signals ORDER BY step")
+            assert rows.fetchall() == [(1, 0.5), (7, 9.0)]
+
+
+def test_workers_that_end_leave_the_manager_alone(tmp_path: Path) -> None:
+    """A data loader's workers are forked and end with each epoch: while a save is under way, too,
+    which only the process that began it can finish."""
+    script = """
+import sys, threading
+import multiprocessing
+from tests.drivers.experiments.small import started
+manager, held = started(sys.argv[1]), threading.Event()
+manager._session.background.run(held.wait)
+child = multiprocessing.get_context("fork").Process(target=int)
+child.start()
+child.join(60)
+print(child.exitcode)
+held.set()
+child.kill()
+manager._session.background.settle()
+manager.log("loss", 1.0, 2)
+manager.close()
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "exp")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
 def test_an_end_without_close_loses_nothing(root: str) -> None:
     """'Background saves: ... flushed at exit': a program that ends without `close`."""
     script = f"""
@@ -563,6 +616,100 @@ def test_another_kind_of_optimizer(tmp_path: Path, saved: str, now: str) -> None
         assert manager.load_state(hash, force=True, strict=False)
         assert torch.equal(other.weight, model.weight)
         changed.step()
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "named"),
+    [
+        (
+            "StepLR",
+            "CosineAnnealingLR",
+            "StepLR (gamma, step_size) saved; CosineAnnealingLR (T_max",
+        ),
+        ("CosineAnnealingLR", "StepLR", "(T_max, eta_min) saved; StepLR (gamma, step_size) here"),
+        ("StepLR", "ExponentialLR", "StepLR (gamma, step_size) saved; ExponentialLR (gamma) here"),
+        ("ExponentialLR", "StepLR", "ExponentialLR (gamma) saved; StepLR (gamma, step_size) here"),
+        ("StepLR", "ReduceLROnPlateau", "StepLR (gamma, step_size) saved; ReduceLROnPlateau ("),
+        (
+            "ReduceLROnPlateau",
+            "LinearLR",
+            "saved; LinearLR (end_factor, start_factor, total_iters)",
+        ),
+    ],
+)
+def test_another_kind_of_scheduler(tmp_path: Path, saved: str, now: str, named: str) -> None:
+    """'saved right or refused by name': torch takes any scheduler's state into any other. Resuming
+    leaves the new one as it is and says so; a load refuses and changes nothing."""
+    settings: dict[str, tuple[Any, ...]] = {
+        "StepLR": (5,),
+        "ExponentialLR": (0.5,),
+        "CosineAnnealingLR": (7,),
+    }
+
+    def training(kind: str, fill: float) -> tuple[torch.nn.Linear, Any]:
+        model = net(fill=fill)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+        return model, getattr(torch.optim.lr_scheduler, kind)(optimizer, *settings.get(kind, ()))
+
+    model, scheduler = training(saved, 1.0)
+    with opened(tmp_path / "exp") as manager:
+        manager.watch(model=model, scheduler=scheduler)
+        manager.save_model_checkpoint(step=1)
+        hash = manager.current_exp_hash or ""
+    said, (other, changed) = Said(), training(now, 5.0)
+    as_new = {k: v for k, v in changed.state_dict().items() if not callable(v)}
+    with opened(tmp_path / "exp", said) as manager:
+        manager.watch(model=other, scheduler=changed)
+        assert said.has("the saved scheduler is of another kind") and said.has(named)
+        assert torch.equal(other.weight, model.weight)
+        assert {k: changed.state_dict()[k] for k in as_new} == as_new
+        with torch.no_grad():
+            other.weight.fill_(5.0)
+        with pytest.raises(InvalidInputError, match="scheduler is of another kind: .*nothing was"):
+            manager.load_state(hash, force=True)
+        assert other.weight[0, 0] == 5.0
+        assert manager.load_state(hash, force=True, strict=False)
+        assert torch.equal(other.weight, model.weight)
+        assert {k: changed.state_dict()[k] for k in as_new} == as_new
+
+
+class Warm(torch.optim.lr_scheduler.LRScheduler):
+    """A scheduler of somebody's own, with a setting that one of torch's has."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, gamma: float):
+        self.gamma = gamma
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        return [lr * self.gamma for lr in self.base_lrs]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["StepLR", "MultiStepLR", "OneCycleLR", "LambdaLR", "CosineAnnealingWarmRestarts", "Warm"],
+)
+def test_the_same_kind_of_scheduler_goes_on(kind: str) -> None:
+    """Also one whose author added a setting since, and one without any setting."""
+    from castore_experiments.schedulers import other_scheduler
+
+    settings: dict[str, tuple[Any, ...]] = {
+        "StepLR": (5,),
+        "MultiStepLR": ([2, 3],),
+        "OneCycleLR": (0.1, 10),
+        "LambdaLR": (lambda n: 1.0,),
+        "CosineAnnealingWarmRestarts": (4,),
+        "Warm": (0.5,),
+    }
+    made = Warm if kind == "Warm" else getattr(torch.optim.lr_scheduler, kind)
+    one, two = (
+        made(torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.5), *settings[kind])
+        for _ in range(2)
+    )
+    assert other_scheduler(two, one.state_dict()) == ""
+    assert other_scheduler(None, one.state_dict()) == "" == other_scheduler(two, None)
+    if kind == "Warm":
+        two.added = 1
+        assert other_scheduler(two, one.state_dict()) == ""
 
 
 # -- distributed

@@ -376,7 +376,9 @@ def test_pruning_after_one_root_forgot_leaves_the_other_whole(tmp_path: Path) ->
     a = started(tmp_path / "a", repository=str(store))
     b = started(tmp_path / "b", repository=str(store))
     hash = b.current_exp_hash or ""
-    only = a.save_model_checkpoint(net(fill=0.25, width=30_000), step=2)
+    a.watch(model=net(fill=0.25, width=30_000))
+    a.update_experiment_hash()
+    only = a.save_model_checkpoint(step=2)
     a.close()
     b.close()
     (tmp_path / "b").rename(tmp_path / "unmounted")

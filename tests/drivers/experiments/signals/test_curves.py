@@ -169,6 +169,21 @@ def test_rows_not_flushed_count_while_a_flush_runs(local: Repository, wal: Path)
                 assert len(steps(curves, "loss")) == i + 1
 
 
+@pytest.mark.parametrize("second", [H2, None])
+def test_hashes_of_rows_not_flushed_whose_words_differ(
+    local: Repository, wal: Path, second: str | None
+) -> None:
+    """Each look takes the rows so far together; the next ones have other words."""
+    with Log(local, "exp", wal) as log:
+        curves = Curves([Source(local, "exp")], log)
+        for step, hash in enumerate((H1, second)):
+            log.log("loss", step, step, hash)
+            log.log(f"m{step}", step, step, hash)
+            assert curves.signals("loss")["step"].tolist() == [*range(step + 1)]
+        assert {*curves.hashes()} == {H1, second}
+        assert curves.metrics() == ["loss", "m0", "m1"]
+
+
 def test_metrics_too_many_to_list_are_read_from_the_files(
     local: Repository, wal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
