@@ -11,7 +11,6 @@ own environment says (``AWS_*``); see `Lent`.
 
 from __future__ import annotations
 
-import pickle
 import signal
 import threading
 from collections import deque
@@ -24,6 +23,7 @@ from concurrent.futures import (
     ProcessPoolExecutor,
 )
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from multiprocessing import get_context
 from typing import Any, Generic, TypeVar
@@ -151,7 +151,7 @@ class Lent:
 
     def __init__(self, repository: Repository):
         self._repository: Repository | None = repository
-        self._packed: tuple[bytes, str] | None = None
+        self._recipe: _Recipe | None = None
 
     @property
     def repository(self) -> Repository:
@@ -163,22 +163,39 @@ class Lent:
             This process finds none, or another.
         """
         if self._repository is None:
-            assert self._packed is not None
+            assert self._recipe is not None
             # A new one each time: what it remembers of its own writes would grow without end.
-            self._repository = Repository(_opened(*self._packed), self._packed[1])
+            self._repository = Repository(_opened(self._recipe), self._recipe.id)
         return self._repository
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._packed is None:
+        if self._recipe is None:
             repository = self.repository
-            self._packed = pickle.dumps(repository.backend), repository.id
-        return {"_repository": None, "_packed": self._packed}
+            reduced = repository.backend.__reduce__()
+            assert isinstance(reduced, tuple)
+            make, parts = reduced[:2]
+            self._recipe = _Recipe(repository.id, repr(parts), make, parts)
+        return {"_repository": None, "_recipe": self._recipe}
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How a backend is made: what its own pickle holds, which is without secrets.
+
+    Equal where the repository is, and all that the backend is made of (``said``).
+    """
+
+    id: str
+    said: str
+    make: Any = field(compare=False)
+    parts: Any = field(compare=False)
 
 
 @lru_cache(maxsize=8)
-def _opened(pickled: bytes, id: str) -> Backend:
+def _opened(recipe: _Recipe) -> Backend:
     """This process's backend: the connections behind it outlive single jobs."""
-    backend: Backend = pickle.loads(pickled)  # noqa: S301 what our own caller packed
+    backend: Backend = recipe.make(*recipe.parts)
+    id = recipe.id
     try:
         found = document.decode(backend.get(CONFIG), "config", ["hash", "id"], CONFIG)["id"]
     except CastoreError as e:

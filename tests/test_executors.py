@@ -48,7 +48,7 @@ def cluster(environment: None) -> Iterator[Any]:
     """Dask: a scheduler and two worker processes with their nannies."""
     distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0"
     ) as made:
         yield made
 

@@ -27,7 +27,7 @@ def main() -> None:
 
         report = CheckReport()
         with (
-            LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
+            LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
             Client(cluster) as client,
         ):
             found = list(

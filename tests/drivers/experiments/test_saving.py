@@ -202,9 +202,13 @@ def test_a_wait_that_was_interrupted_forgets_no_save() -> None:
     assert running.wait(20)
     main = threading.main_thread().ident
     assert main is not None
-    threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]).start()
-    with pytest.raises(KeyboardInterrupt):
-        background.settle()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind nohup
+    try:
+        threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            background.settle()
+    finally:
+        signal.signal(signal.SIGINT, before)
     threading.Timer(0.1, go.set).start()
     second = background.run(lambda: int(first.done()))
     assert second.result() == 1
