@@ -132,9 +132,11 @@ class Database:
         if state is None or rebuilt:
             state = State(wide=wide)
         fresh = unseen(batches, state)
-        if not fresh and not rebuilt:
-            return Update(0, state.rows, set_aside=aside)
-        added = self._replace(fresh, state, rebuilt, started(curves))
+        added = 0
+        if fresh or rebuilt:
+            added = self._replace(fresh, state, rebuilt, started(curves))
+        if not state.sent:
+            self._send(state)
         return Update(added, state.rows, rebuilt, set_aside=aside)
 
     def _replace(
@@ -153,10 +155,16 @@ class Database:
                         connection.execute(create_table(table, "d.", state.wide))
                 added = insert(connection, fresh, state, order)
         state.rows += added
-        if self._write is not None:  # before the state says so: what failed is done again
-            self._write(self.path.read_bytes())
+        state.sent = self._write is None
         self._save(state)
         return added
+
+    def _send(self, state: State) -> None:
+        """To where the root is. Where it fails the next update sends the file again."""
+        if self._write is not None:
+            self._write(self.path.read_bytes())
+        state.sent = True
+        self._save(state)
 
     def _absorb(self, curves: Curves) -> str | None:
         """Import what is in the file, if there is one; gives where one that is unreadable went."""
@@ -166,7 +174,9 @@ class Database:
         if first is None:
             raise InvalidInputError("a database is derived from a namespace: give one as a source")
         try:
-            found = import_signals(first.repository, first.namespace, self.path.parent)
+            found = import_signals(
+                first.repository, first.namespace, self.path.parent, source=first
+            )
             for warning in found.warnings:
                 self._log.warning("%s", warning)
             if found.warnings:

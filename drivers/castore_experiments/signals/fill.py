@@ -34,9 +34,13 @@ _ODD = frozenset("?\\")  # in a path DuckDB reads them as something else: it wor
 
 @dataclass(slots=True)
 class State:
-    """What is in the file: kept beside it, believed only if the file is the one it tells of."""
+    """What is in the file: kept beside it, believed only if the file is the one it tells of.
+
+    ``sent``: of a root on S3, whether the file has arrived there.
+    """
 
     identity: list[int] = field(default_factory=list)
+    sent: bool = True
     rows: int = 0
     wide: bool = False
     next: int = 0

@@ -55,11 +55,16 @@ def foreign_run(namespace: str) -> str:
 
 
 def import_signals(
-    repository: Repository, namespace: str, folder: str | os.PathLike[str]
+    repository: Repository,
+    namespace: str,
+    folder: str | os.PathLike[str],
+    *,
+    source: Source | None = None,
 ) -> Imported:
     """Bring the rows of a loggers folder into ``<namespace>.signals`` that are not there yet.
 
     Only copies of the files are read. Again is harmless and adds what the files gained since.
+    ``source`` is that of the namespace, where one is at hand: what it knows is not read again.
 
     Raises
     ------
@@ -71,7 +76,7 @@ def import_signals(
         It cannot be read, or the repository not be written.
     """
     folder = Path(folder)
-    source = Source(repository, namespace)
+    source = source or Source(repository, namespace)
     source.refresh()
     state = _state(folder / DATABASE)
     if state and any(dict(f.source) == state for _, f in source.batches()):

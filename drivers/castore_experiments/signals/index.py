@@ -149,8 +149,10 @@ class Source:
         if known is not None:
             return known
         document = self.repository.snapshot(batch.snapshot)
+        facts = Facts.from_json(document.facts, batch.name, str(batch.snapshot))
         self._documents[batch.snapshot] = replace(document, facts={})
-        return Facts.from_json(document.facts, batch.name, str(batch.snapshot))
+        self._facts[batch.snapshot] = facts  # at once: a refresh that fails goes on here
+        return facts
 
     def _bytes(self, batch: Batch, file: RowsFile, *, keep: bool) -> tuple[bytes, str]:
         """A file's content, verified, and where it is."""

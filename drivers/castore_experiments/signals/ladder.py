@@ -23,6 +23,8 @@ from castore_experiments.signals.schema import TABLES
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_LONGEST = 64  # calls of `Ladder.compact` that are let pass after failures
+
 
 class Ladder:
     """The rows of one writer on their way into ``source``.
@@ -46,7 +48,7 @@ class Ladder:
         self._taken: dict[str, list[pa.Table]] = {}
         self._unwritten: list[tuple[str, bytes]] = []
         self._written: set[str] = set()
-        self._compacts, self._sealed = True, False
+        self._failed, self._let_pass, self._sealed = 0, 0, False
         self._owner = wal.Owner(source.repository.id, source.namespace)
         self._wal = wal.Wal(folder, writer, self._owner)
 
@@ -138,14 +140,18 @@ class Ladder:
             return name, failed
 
     def compact(self, *, all: bool) -> None:
-        """Merge batches; where that fails once it is not tried again: no row depends on it."""
+        """Merge batches. No row depends on it: where it fails, more and more calls are let pass."""
         with self._compact_lock:
+            if self._let_pass > 0:
+                self._let_pass -= 1
+                return
             try:
-                if self._compacts:
-                    compact(self.source, self.writer, all=all)
+                compact(self.source, self.writer, all=all)
             except CastoreError:
-                self._compacts = False
+                self._failed += 1
+                self._let_pass = min(2**self._failed, _LONGEST)
                 raise
+            self._failed = 0
 
     def close(self, *, empty: bool) -> None:
         """Let go of the local files; with ``empty`` they go."""

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from castore import FormatError, NotFoundError, Repository
+from castore import BackendError, FormatError, NotFoundError, Repository
+from castore.testing.faulty import Fault, FaultyBackend
 from castore_experiments.signals import Curves, Log, Source, publish
 from castore_experiments.signals.batch import Batch, BatchName, Facts
 from castore_experiments.signals.parquet import encode
-from tests.helpers import overwrite
+from tests.helpers import overwrite, with_backend
 
 H1, H2 = "1" * 24, "2" * 24
 
@@ -249,6 +250,44 @@ def test_a_compaction_beside_a_reader_harms_nothing(local: Repository, wal: Path
     # The six snapshots are merged and forgotten by now; what was listed can still be read.
     assert sum(r.num_rows for r in source.rows("signals", "loss", None)) == 6
     assert steps(Curves([source]), "loss") == {i: i for i in range(6)}
+
+
+def test_a_refresh_that_fails_goes_on_where_it_was(local: Repository, wal: Path) -> None:
+    """However many batches there are: else one bad read in a thousand would end them all."""
+    with Log(local, "exp", wal) as log:
+        for i in range(6):
+            log.log("loss", i, i, H1)
+            log.flush()
+        faulty = FaultyBackend(local.backend, [Fault("fail", 4, 1, "get", "snapshots/")])
+        source = Source(with_backend(local, faulty), "exp")
+        with pytest.raises(BackendError):
+            source.refresh()
+        faulty.calls.clear()
+        source.refresh()
+        read = [c for c in faulty.calls if c.method == "get" and c.name.startswith("snapshots/")]
+        assert len(source.batches()) == 6
+        assert len(read) == 3
+
+
+def test_merging_is_tried_again_after_a_failure_but_not_at_once(
+    local: Repository, wal: Path
+) -> None:
+    faulty = FaultyBackend(local.backend)
+    with Log(with_backend(local, faulty), "exp", wal) as log:
+        for i in range(6):
+            log.log("loss", i, i, H1)
+            log.flush()
+        faulty.plan.append(Fault("fail", 1, 1, "get", "objects/"))
+        faulty._seen.append(0)
+        outcomes = []
+        for _ in range(4):
+            try:
+                log._ladder.compact(all=True)
+                outcomes.append(len(list(local.snapshots("exp.signals"))))
+            except BackendError:
+                outcomes.append(-1)
+        assert outcomes == [-1, 6, 6, 1]
+    assert steps(Curves([Source(local, "exp")]), "loss") == {i: i for i in range(6)}
 
 
 def test_merging_keeps_every_row_and_touches_only_its_own(local: Repository, wal: Path) -> None:

@@ -353,3 +353,28 @@ def test_another_program_extends_and_merges_it(
                 winner.execute(merge)
     assert database(place).update(curves).rows == 3
     assert compare(curves, path) == []
+
+
+def test_a_file_that_did_not_arrive_is_sent_again_and_not_taken_for_another_programs(
+    local: Repository, wal: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+    outages = [BackendError("no network")]
+
+    def write(data: bytes) -> None:
+        if outages:
+            raise outages.pop()
+        sent.append(data)
+
+    found, curves = database(place, write), Curves([Source(local, "exp")])
+    with Log(local, "exp", wal) as log:
+        log.log("loss", 1, 0, H)
+        log.flush()
+        with pytest.raises(BackendError, match="no network"):
+            found.update(curves)
+        assert found.is_ours() and sent == []
+        monkeypatch.delattr("castore_experiments.signals.database.import_signals")
+        assert found.update(curves).rows == 1
+        assert sent == [(place / "loggers.duckdb").read_bytes()]
+        found.update(curves)
+        assert len(sent) == 1
