@@ -13,5 +13,7 @@ if [ -z "${CASTORE_VENV:-}" ]; then
 fi
 venv=$(cd "$venv" && pwd)
 export PATH="$venv/bin:$PATH"
+# Several processes share the cores: threads of each would spin for them (a sixth of the time).
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 say "running the tests"
 exec "$venv/bin/python" -m pytest -q -n "${CASTORE_TEST_PROCESSES:-4}" "$@"

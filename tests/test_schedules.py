@@ -10,13 +10,14 @@ import pytest
 from castore.testing.inline import one_thread
 from castore.testing.protocol import CROWD, FEW, Kind, Setting, run, run_many
 
-CHUNK = 1_250
+CHUNK = 6_250
 CHUNKS: list[tuple[Kind, Setting, int]] = [
-    *(("s3", FEW, n) for n in range(4)),
-    *(("local", FEW, n) for n in range(2)),
-    ("s3", CROWD, 0),
-    ("local", CROWD, 0),
+    *(("s3", FEW, n) for n in range(8)),
+    *(("local", FEW, n) for n in range(4)),
+    *(("s3", CROWD, n) for n in range(2)),
+    *(("local", CROWD, n) for n in range(2)),
 ]
+"""100 000 schedules."""
 
 
 def ids(value: object) -> str | None:
