@@ -17,10 +17,10 @@ PACKAGE = ROOT / "castore"
 LAYERS = [
     ["errors"],
     ["digest"],
-    ["backend", "document", "state"],
+    ["backend", "cache", "document", "state"],
     ["backends", "cutters", "frame", "snapshot", "tree"],
     ["bases", "cut", "encode", "objects", "source", "tensors"],
-    ["publish", "table", "write"],
+    ["publish", "ranges", "table", "write"],
     ["forget", "walk"],
     ["checkout", "commit", "load"],
     ["save"],

@@ -22,6 +22,7 @@ from fsspec.tests.abstract import AbstractFixtures, AbstractGetTests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from castore.cache import Cache
 from castore.digest import digest_of
 from castore.errors import (
     BackendError,
@@ -31,7 +32,6 @@ from castore.errors import (
     RepositoryNotFoundError,
 )
 from castore.filesystem import CastoreFileSystem
-from castore.filesystem.cache import Cache
 from castore.objects import object_name
 from castore.repository import Repository
 from castore.snapshot import Snapshot, name_of

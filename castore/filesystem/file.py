@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.spec import AbstractBufferedFile
 
+from castore.filesystem.content import Content, Made
 from castore.filesystem.infos import Info
-from castore.filesystem.reading import Content, Extent, Made
+from castore.ranges import Extent
 from castore.tree import File
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from fsspec.core import has_magic
 
 from castore.filesystem import address, infos
 from castore.filesystem.address import Address
+from castore.filesystem.content import Content
 from castore.filesystem.infos import Info
 from castore.filesystem.lookup import Lookup
 from castore.filesystem.place import Place
-from castore.filesystem.reading import Content
 from castore.filesystem.readonly import ReadOnly
 from castore.tree import File, Folder, Link
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from castore.filesystem.reading import Content
+from castore.filesystem.content import Content
 from castore.tree import File
 
 Info = dict[str, Any]

@@ -8,14 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from castore.backend import Backend
+from castore.cache import Cache
 from castore.driver import Shown, Viewer, find_viewer
 from castore.errors import InvalidInputError, SnapshotNotFoundError
 from castore.filesystem import address
 from castore.filesystem.address import LATEST, Address
-from castore.filesystem.cache import Cache
+from castore.filesystem.content import Content, Made
 from castore.filesystem.place import Folders, Place, folders_of
-from castore.filesystem.reading import Blobs, Content, Made
 from castore.load import read_tree
+from castore.ranges import Blobs
 from castore.repository import Repository
 from castore.snapshot import Snapshot, SnapshotName, check_namespace
 from castore.tree import File, Tree

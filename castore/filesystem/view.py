@@ -10,13 +10,14 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 
 from castore.backends import without_secrets
 from castore.errors import CastoreError, InvalidInputError
+from castore.filesystem.content import Content, Made
 from castore.filesystem.download import beside, copy_into
 from castore.filesystem.file import CastoreFile
 from castore.filesystem.finding import Finding
 from castore.filesystem.infos import Info
 from castore.filesystem.lookup import Lookup
-from castore.filesystem.reading import Content, Extent, Made, Piece
 from castore.filesystem.readonly import refuse
+from castore.ranges import Extent, Piece
 from castore.repository import Repository
 from castore.tree import File, Link
 

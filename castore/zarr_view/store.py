@@ -166,13 +166,18 @@ class SnapshotStore(Store):
         ObjectNotFoundError, CorruptObjectError
             It was written, and the repository has lost or damaged it.
         """
-        if byte_range is None and not self.read_only:
+        if byte_range is not None or self.read_only:
+            return await asyncio.to_thread(
+                self.get_sync, key, prototype=prototype, byte_range=byte_range
+            )
+
+        def versioned() -> tuple[str, Buffer | None]:
             # Before the value: a change in between is then noticed once too often, never missed.
-            version = await asyncio.to_thread(self._working.version, key)
-            _read.set((id(self._working), key, version))
-        return await asyncio.to_thread(
-            self.get_sync, key, prototype=prototype, byte_range=byte_range
-        )
+            return self._working.version(key), self.get_sync(key, prototype=prototype)
+
+        version, value = await asyncio.to_thread(versioned)
+        _read.set((id(self._working), key, version))
+        return value
 
     def get_sync(
         self,

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from operator import lt
 from typing import Any
 
@@ -18,13 +18,13 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.dtype import parse_dtype
 
 from castore.errors import FormatError, NotFoundError
+from castore.ranges import Blobs, Extent
 from castore.repository import Repository
 from castore.snapshot import SnapshotName
 from castore.tree import File
 from castore.zarr_view import dtypes
 from castore.zarr_view.keys import NODE, children, span
 from castore.zarr_view.layout import View, node_paths
-from castore.zarr_view.reading import FileBytes, Kept
 from castore.zarr_view.views import Contents, read_contents
 
 _CHUNK = re.compile(r"(.+)/c((?:/(?:0|[1-9][0-9]{0,18}))*)")
@@ -114,8 +114,9 @@ class TensorStore(Store):
 
     @cached_property
     def _nodes(self) -> _Nodes:
-        source = FileBytes(self.repository.store, self.file, Kept())
-        return _hierarchy(read_contents(source.read, source.size, self.where))
+        blobs, extent = Blobs(self.repository.store), Extent.of(self.file)
+        read = partial(blobs.read, extent)
+        return _hierarchy(read_contents(read, self.file.size, self.where))
 
     # -- reading
 

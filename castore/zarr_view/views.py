@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from castore.cache import Cache
 from castore.cutters import Bounded, Span, archive, npy
 from castore.digest import Buffer
 from castore.errors import CastoreError, FormatError
 from castore.tensors import ITEMSIZE, MAX_TENSORS, TensorFile, TensorInfo, describe, row_major
 from castore.zarr_view.dtypes import numpy_dtype
 from castore.zarr_view.layout import View
-from castore.zarr_view.reading import Kept
 
 UNPACKED = 512 << 20
 """Bytes of the largest compressed member that is unpacked, and of all that are kept."""
@@ -72,7 +72,7 @@ class _Members:
 
     def __init__(self, read: Read, size: int, where: str):
         self._read, self._where = read, where
-        self._kept = Kept(UNPACKED)
+        self._kept: Cache[str, Buffer] = Cache(UNPACKED, len)
         self._file = Bounded(size, read)
         self._size = size
         self._stored = archive.Archive(self._file, MAX_TENSORS)

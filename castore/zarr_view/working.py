@@ -14,11 +14,11 @@ from itertools import islice, takewhile
 from castore.digest import Buffer
 from castore.errors import AlreadyExistsError, InvalidInputError
 from castore.publish import newest_name
+from castore.ranges import Blobs, Extent
 from castore.repository import Repository
 from castore.snapshot import SnapshotName, check_namespace
 from castore.source import Draft, SourceEntry
 from castore.tree import Entry, File, Folder, Tree, check_path
-from castore.zarr_view.reading import FileBytes, Kept
 from castore.zarr_view.staging import Span, Staging, check_key, marked
 
 
@@ -73,7 +73,7 @@ class Working:
     ):
         self.repository, self.namespace = repository, check_namespace(namespace)
         self.path = check_path(path) if path else ""
-        self.staging, self._kept = staging, Kept()
+        self.staging, self._blobs = staging, Blobs(repository.store)
         name = self._chosen(snapshot)
         self.base = self._base(name, repository.tree(name) if name is not None else Tree())
         self._check_base()
@@ -135,8 +135,7 @@ class Working:
         file = self._committed(key)
         if file is None:
             return None
-        source = FileBytes(self.repository.store, file, self._kept)
-        return source.read(*span(source.size))
+        return self._blobs.read(Extent.of(file), *span(file.size))
 
     def size(self, key: str) -> int | None:
         """Bytes of a value, or None."""

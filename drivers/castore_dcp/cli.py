@@ -6,21 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from castore.cli.options import Json, RepositoryUrl
+
 if TYPE_CHECKING:
     from castore_dcp.layout import Entry
 
 app = typer.Typer(name="dcp", no_args_is_help=True, rich_markup_mode=None)
-
-Url = Annotated[
-    str,
-    typer.Option(
-        "--repository",
-        "-r",
-        envvar="CASTORE_REPOSITORY",
-        metavar="URL",
-        help="Path or URL of the repository.",
-    ),
-]
 
 
 @app.callback()
@@ -30,7 +21,7 @@ def _root() -> None:
 
 @app.command()
 def show(
-    repository: Url,
+    repository: RepositoryUrl,
     namespace: Annotated[
         str, typer.Option("--namespace", "-n", help="Where the checkpoints are listed.")
     ] = "main",
@@ -38,7 +29,7 @@ def show(
         str | None,
         typer.Option("--checkpoint", "-c", help="A step or name; the latest without."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document a line.")] = False,
+    json: Json = False,
 ) -> None:
     """List what a checkpoint holds: each tensor's dtype, shape and chunks, and other values.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from castore.cli.options import Dask, Workers, at_work
+from castore.cli.options import Dask, Json, RepositoryUrl, Workers, at_work
 
 if TYPE_CHECKING:
     from castore import Repository
@@ -21,7 +21,6 @@ PROBLEMS = 3
 app = typer.Typer(name="pools", no_args_is_help=True, rich_markup_mode=None)
 
 Root = Annotated[str, typer.Argument(metavar="ROOT", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document a line on stdout.")]
 Given = Annotated[
     str | None,
     typer.Option(
@@ -62,16 +61,7 @@ def _place(root: str, repository: str | None, keep: int | None = None) -> Place:
 @app.command("import")
 def import_(
     root: Root,
-    repository: Annotated[
-        str,
-        typer.Option(
-            "--repository",
-            "-r",
-            envvar="CASTORE_REPOSITORY",
-            metavar="URL",
-            help="Path or URL of the repository.",
-        ),
-    ],
+    repository: RepositoryUrl,
     namespace: Annotated[
         str, typer.Option("--namespace", "-n", help="Where the snapshots are listed.")
     ] = "main",

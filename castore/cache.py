@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,6 +16,8 @@ V = TypeVar("V")
 class Cache(Generic[K, V]):
     """Values by key; of threads that want the same one at once, one makes it.
 
+    A forked child begins with none: a thread of its parent may hold the lock, or be making one.
+
     Parameters
     ----------
     limit : int
@@ -26,6 +29,10 @@ class Cache(Generic[K, V]):
 
     def __init__(self, limit: int, weigh: Callable[[V], int]):
         self._limit, self._weigh = limit, weigh
+        self._reset()
+
+    def _reset(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._kept: OrderedDict[K, V] = OrderedDict()
         self._under_way: dict[K, Future[V]] = {}
@@ -33,6 +40,8 @@ class Cache(Generic[K, V]):
 
     def get(self, key: K, make: Callable[[], V]) -> V:
         """The value of ``key``, from ``make`` if it is not kept; its error is raised, not kept."""
+        if self._process != os.getpid():
+            self._reset()
         while True:
             with self._lock:
                 if key in self._kept:

@@ -7,27 +7,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TypeAlias
 
+from castore.cache import Cache
 from castore.errors import CastoreError, CorruptObjectError
-from castore.filesystem.cache import Cache
 from castore.objects import ObjectStore
 from castore.tree import File
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """Bytes that a driver made, and their SHA-256 in hex."""
-
-    data: bytes
-    sha256: str
-
-    @property
-    def size(self) -> int:
-        return len(self.data)
-
-
-Content: TypeAlias = File | Made
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +48,17 @@ class Extent:
         return found
 
 
+KEPT = 128 << 20
+"""Bytes of content kept for the next read, by default."""
+
+
 class Blobs:
     """Verified content of blobs, kept up to ``limit`` bytes; safe for many threads.
 
     Beside what is kept, a read holds its result and as many blobs as it fetches at once.
     """
 
-    def __init__(self, store: ObjectStore, limit: int):
+    def __init__(self, store: ObjectStore, limit: int = KEPT):
         self._store = store
         self.cache: Cache[str, memoryview] = Cache(limit, len)
 
