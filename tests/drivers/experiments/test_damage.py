@@ -1,6 +1,6 @@
 """Damage: found, named, fallen back from, never run and never passed on.
 
-Sentences in quotation marks are of issue 3.
+Sentences in quotation marks are the promises that a test shows.
 """
 
 from __future__ import annotations

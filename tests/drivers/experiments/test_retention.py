@@ -1,6 +1,6 @@
 """Which weights are forgotten, and what never is.
 
-Sentences in quotation marks are of issue 3.
+Sentences in quotation marks are the promises that a test shows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Saves: one instant, durable or not at all, whatever ends the process.
 
-Sentences in quotation marks are of issue 3.
+Sentences in quotation marks are the promises that a test shows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Several writers: of one root, of one namespace, of one repository; and labels that clash.
 
-Sentences in quotation marks are of issue 3, or of DESIGN.md's section "Live roots".
+Sentences in quotation marks are the promises that a test shows.
 """
 
 from __future__ import annotations
