@@ -12,6 +12,7 @@ from castore.snapshot import Snapshot, SnapshotName
 from castore.tree import File, Tree
 
 _KEPT = 64 << 20  # bytes of a file's blobs: small things between its tensors share one
+_LARGE = 2 << 20  # bytes of a tree that is decoded anew each time
 
 
 def read_snapshot(data: bytes, name: SnapshotName) -> Snapshot:
@@ -28,8 +29,11 @@ def read_snapshot(data: bytes, name: SnapshotName) -> Snapshot:
 
 
 def read_tree(store: ObjectStore, digest: str) -> Tree:
-    """A tree by digest."""
-    return Tree.decode(bytes(store.read(digest)), f"tree {digest}")
+    """A tree by digest: read and verified each time, decoded where it is not kept from before."""
+    data = store.read(digest)
+    if len(data) > _LARGE:
+        return Tree.decode(bytes(data), f"tree {digest}")
+    return store.trees.get(digest, lambda: Tree.decode(bytes(data), f"tree {digest}"))
 
 
 def read_file(

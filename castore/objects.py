@@ -7,12 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 from castore import frame
 from castore.backend import Backend, Stat, UnansweredError
+from castore.cache import Cache
 from castore.digest import Buffer, digest_of
 from castore.errors import CorruptObjectError, ObjectNotFoundError
 from castore.frame import HEADER_SIZE, Header, Parts
+from castore.tree import Tree
 
 FOLDER = "objects"
 _TRIES = 10  # of a write without an answer
+_TREES = 200_000  # entries and slices of decoded trees that are kept
 
 
 def object_name(digest: str) -> str:
@@ -28,12 +31,14 @@ class ObjectStore:
     """Objects of one repository.
 
     Headers are cached by name and version: a cached one is used only where a listing or the
-    answer to our own write said that this very version is there.
+    answer to our own write said that this very version is there. ``trees`` are decoded ones by
+    digest, which spare the decoding and not the look at the object.
     """
 
     def __init__(self, backend: Backend):
         self.backend = backend
         self._known: dict[str, tuple[str, Header]] = {}
+        self.trees: Cache[str, Tree] = Cache(_TREES, _weight)
 
     # -- reading
 
@@ -56,8 +61,12 @@ class ObjectStore:
             return None
         return frame.parse_header(head, digest)
 
-    def read(self, digest: str) -> Buffer:
-        """The content, its digest checked; goes through at most `frame.MAX_DEPTH` bases."""
+    def read(self, digest: str, out: memoryview | None = None) -> Buffer:
+        """The content, its digest checked; goes through at most `frame.MAX_DEPTH` bases.
+
+        It is decoded into ``out`` where that has room and the frame is not stored raw: ``obj`` of
+        the result is then that of ``out``. What is there after an error is undefined.
+        """
         chain: list[tuple[str, bytes]] = []
         at = digest
         while True:
@@ -69,7 +78,7 @@ class ObjectStore:
             at = header.base
             if len(chain) > frame.MAX_DEPTH or any(at == seen for seen, _ in chain):
                 raise CorruptObjectError(f"object {digest}: its chain does not end", name=digest)
-        content = _through(chain)
+        content = _through(chain, out)
         if digest_of(content) == digest:
             return content
         return _step_by_step(chain)
@@ -233,17 +242,24 @@ def _may_follow(base: Header, above: Header | None) -> bool:
     )
 
 
-def _through(chain: Sequence[tuple[str, bytes]]) -> Buffer:
+def _weight(tree: Tree) -> int:
+    return len(tree.entries) + sum(len(f.slices) for _, f in tree.files())
+
+
+def _through(chain: Sequence[tuple[str, bytes]], out: memoryview | None) -> Buffer:
     """Content of the first of ``chain``, its digest not yet checked.
 
-    A base's own digest needs no look, since what follows from a wrong one is wrong. What a base
-    was decoded into serves again two steps on.
+    A base's own digest needs no look, since what follows from a wrong one is wrong. Two pieces of
+    memory take turns, so that the last step decodes into ``out``.
     """
     content: Buffer | None = None
-    before: Buffer | None = None
-    for name, data in reversed(chain):
-        free = before if isinstance(before, memoryview) and not before.readonly else None
-        before, content = content, frame.decode(data, content, name, free)
+    memory = [out, None]
+    for left in range(len(chain) - 1, -1, -1):
+        name, data = chain[left]
+        content = frame.decode(data, content, name, memory[left % 2])
+        memory[left % 2] = (
+            content if isinstance(content, memoryview) and not content.readonly else None
+        )
     assert content is not None
     return content
 

@@ -138,18 +138,33 @@ def test_a_commit_gets_over_any_one_broken_write(
 ) -> None:
     """And is there once, whether the server had acted, had not, or acts when nobody waits."""
     kept: dict[SnapshotName, dict[str, Any]] = {}
+    late: set[str] = set()
     for i, kind in enumerate(kinds):
         start = len(proxy.log)
         done = befall(kind, at("PUT", folder), partial(pair.windy.commit, draft(files(i))))
         assert not isinstance(done, CastoreError), kind
         kept[done.name] = files(i)
+        late |= {done.name.pending} if kind == "late" else set()
         sent = [k for m, k, _ in proxy.log[start:] if m == "PUT" and "/snapshots/" in k]
         again = folder == "snapshots/" and kind not in (*ACTED, "delay")
         # One request and its fence: a lost answer is recognised. Else a fence and a fresh name.
         assert len(set(sent)) == (2 if again else 1), kind
     assert {n: contents(pair.clear, n) for n in pair.clear.snapshots()} == kept
     assert problems(pair.clear) == []
+    assert {s.name for s in pair.clear.backend.list("pending")} <= late
+
+
+def test_a_mark_that_comes_when_its_commit_has_ended_goes_with_the_next_prune(
+    pair: Pair, befall: Befall, proxy: FaultProxy
+) -> None:
+    pair.clear.forget(pair.clear.commit(draft({"gone": noise(600, 9)})).name)
+    proxy.seconds = 3.0
+    done = befall("late", at("PUT", "pending/"), partial(pair.windy.commit, draft(files(0))))
+    assert [s.name for s in pair.clear.backend.list("pending")] == [done.name.pending]
+    assert problems(pair.clear) == []
+    assert prune(pair.windy, grace=0, sweep=5).objects > 0
     assert list(pair.clear.backend.list("pending")) == []
+    assert {n: contents(pair.clear, n) for n in pair.clear.snapshots()} == {done.name: files(0)}
 
 
 def test_a_commit_gets_over_any_one_broken_read(pair: Pair, befall: Befall) -> None:

@@ -10,13 +10,14 @@ from castore_experiments.runs import RunWords, set_words, words_of
 class Naming(Loading):
     """Words on states, which count for no hash."""
 
-    def rename_run(self, exp_hash: str, name: str) -> bool:
+    def rename_run(self, exp_hash: str, name: str | None) -> bool:
         """Give a run a name; False for an empty name or a hash that does not exist.
 
         It is shown instead of the configuration's ``experiment_name``, which stays as it is, in the
         HP file and in what is watched: that names the states that are yet to be written.
         """
-        return bool(name.strip()) and self._say(exp_hash, RunWords(name=name.strip()))
+        name = (name or "").strip()
+        return bool(name) and self._say(exp_hash, RunWords(name=name))
 
     def set_run_notes(self, exp_hash: str, notes: str) -> bool:
         """Keep notes on a run; False for a hash that does not exist."""

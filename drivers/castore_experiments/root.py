@@ -35,6 +35,11 @@ Origin: TypeAlias = Literal["itself", "moved", "copied"]
 T = TypeVar("T", "RootRecord", "Pending")
 
 _TRIES = 20
+_IF_DAMAGED = {
+    ROOT: "If it is damaged: bring it back from a copy of the root. The snapshots are not touched:"
+    " 'castore experiments list -r URL' shows them",
+    PENDING: "If it is damaged: take it away; edits that nobody wrote yet are forgotten, no more",
+}
 _LONGEST = 91  # characters of a namespace's readable part: with "-", the token, suffixes: under 128
 
 
@@ -314,4 +319,7 @@ def _read(files: Files, name: str, kind: type[T]) -> tuple[T | None, str]:
         data, version = files.get_versioned(name)
     except ObjectNotFoundError:
         return None, MISSING
-    return kind.decode(data, f"{files.url}/{name}"), version
+    try:
+        return kind.decode(data, f"{files.url}/{name}"), version
+    except FormatError as e:
+        raise FormatError(f"{e}. {_IF_DAMAGED[name]}") from e

@@ -29,6 +29,7 @@ PIECE = 16 << 20
 
 _BLOCK = 256 << 10
 _BLOCKS = 32
+_ALONE = 1 << 20  # bytes of a blob that is not kept for the next read
 CPUS = min(4, os.cpu_count() or 1)
 """Threads that decode and copy."""
 
@@ -240,20 +241,18 @@ class SnapshotSource:
         if future is not None:
             return future.result()
         try:
-            content = memoryview(self._store.read(digest))
+            content = self._fetch(digest)
         except BaseException as e:
             with self._lock:
                 self._kept.pop(digest, None)
             mine.set_exception(e)
             raise
         mine.set_result(content)
-        self._lengths[digest] = len(content)
         self._account(len(content))
         return content
 
     def _account(self, size: int) -> None:
         with self._lock:
-            self.fetched += size
             self._kept_bytes += size
             for oldest in list(self._kept):
                 if self._kept_bytes <= self._keep:
@@ -273,12 +272,25 @@ class SnapshotSource:
             if at >= stop:
                 break
             a, b = max(start, at), min(stop, at + s.length)
-            content = self._blob(s.blob)
+            part = view[a - start : b - start]
+            if b - a == s.length >= _ALONE and s.blob not in self._kept:
+                content = self._fetch(s.blob, part)
+            else:
+                content = self._blob(s.blob)
             if s.offset + s.length > len(content):
                 raise CorruptObjectError(
                     f"object {s.blob} is shorter than its file in the tree says", name=s.blob
                 )
-            view[a - start : b - start] = content[s.offset + a - at : s.offset + b - at]
+            if content.obj is not part.obj:
+                part[:] = content[s.offset + a - at : s.offset + b - at]
+
+    def _fetch(self, digest: str, out: memoryview | None = None) -> memoryview:
+        """A blob that is not kept: decoded into ``out`` where that has room for it."""
+        content = memoryview(self._store.read(digest, out))
+        with self._lock:
+            self.fetched += len(content)
+            self._lengths[digest] = len(content)
+        return content
 
     def _first(self, start: int) -> int:
         return bisect_right(self._starts, start) - 1
@@ -289,13 +301,8 @@ class SnapshotSource:
         s = self._slices[i]
         if s.offset or (self._starts[i], self._starts[i] + s.length) != (start, stop):
             return None
-        content = memoryview(self._store.read(s.blob))
-        if len(content) != s.length or content.readonly:
-            return None
-        with self._lock:
-            self.fetched += len(content)
-            self._lengths[s.blob] = len(content)
-        return content
+        content = self._fetch(s.blob)
+        return None if len(content) != s.length or content.readonly else content
 
     def proven(self, start: int, stop: int) -> list[str] | None:
         """The names of the blobs, where they are just the pieces, and were read."""

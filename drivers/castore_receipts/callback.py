@@ -17,7 +17,7 @@ from castore_receipts.destination import Destination
 from castore_receipts.documents import plain
 from castore_receipts.episodes import Environment, Evaluation, evaluate, make
 from castore_receipts.gates import Gate
-from castore_receipts.journal import Journal, Measured
+from castore_receipts.journal import Journal, Measured, Resumed
 from castore_receipts.measure import Timings, resources, synchronizer
 from castore_receipts.policy import Adapter, assert_stored
 from castore_receipts.provenance import check_shapes, facts_of_run
@@ -175,16 +175,18 @@ class ReceiptCallback(BaseCallback):
 
     def continue_from(
         self,
-        receipt: Mapping[str, Any],
+        resumed: Resumed,
         parent: Parent,
         base: SnapshotName | None,
         pending: training.TrainingState | None,
     ) -> None:
-        """Take up a chain: counts, seconds and failures go on from ``receipt``.
+        """Take up a chain: counts, seconds and failures go on from the receipt.
 
         ``pending`` is put back at the first rollout.
         """
+        receipt = resumed.receipt
         self.journal.parent, self.journal.base, self._pending = parent, base, pending
+        self.journal.resumed = resumed
         self._earlier_seconds = float(receipt["seconds"])
         self._earlier_calls = int(receipt["budget"]["completed"]["training_steps"])
         self.journal.failures = list(receipt["failures"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from castore import AlreadyExistsError, InvalidInputError
 from castore_receipts import destination, normalize, record
-from castore_receipts.destination import Folder
+from castore_receipts.destination import Destination, Folder
 from castore_receipts.documents import encode
 from castore_receipts.episodes import evaluate, make
 from castore_receipts.policy import policy_digest
@@ -22,10 +22,9 @@ EVALUATION = "evaluation.npz"
 
 def final_evaluation(callback: ReceiptCallback, again: bool) -> dict[str, Any]:
     """See `ReceiptCallback.final_evaluation`."""
-    last = _last_receipt(callback)
+    last, statistics = _last_receipt(callback)
     run = _next_run(callback, again)
     model = callback.model
-    statistics = normalize.capture(model.get_vec_normalize_env())
     adapter = callback.make_adapter(
         model, state_of(model.policy.state_dict()), normalize.frozen(statistics, "statistics")
     )
@@ -57,26 +56,38 @@ def final_evaluation(callback: ReceiptCallback, again: bool) -> dict[str, Any]:
     return receipt
 
 
-def _last_receipt(callback: ReceiptCallback) -> dict[str, Any]:
+def _last_receipt(callback: ReceiptCallback) -> tuple[dict[str, Any], bytes | None]:
+    """The receipt of the model as it was last recorded, and the normaliser's file of then."""
     if not callback.seeds.final:
         raise InvalidInputError("no final seeds were set aside: give final_seeds= to the callback")
-    if not callback.history:
+    history, resumed = callback.history, callback.journal.resumed
+    if history:
+        return history[-1], normalize.capture(callback.model.get_vec_normalize_env())
+    if resumed is None:
         raise InvalidInputError("there is no receipt yet: a final evaluation follows training")
-    return callback.history[-1]
+    return resumed.receipt, resumed.statistics
 
 
 def _next_run(callback: ReceiptCallback, again: bool) -> int:
-    """1, or one more than the runs there are; folders that somebody deleted count too."""
+    """1, or one more than the runs there are, here and where the chain was resumed from."""
     place = callback.destination
     if callback.journal.materialize:
         place.complete()  # a run that a crash kept from being laid out
+    resumed = callback.journal.resumed
+    places = [place, *([resumed.place] if resumed else [])]
+    known = {p.backend.url: _runs(p) for p in places}
+    looked = {url: runs for url, runs in known.items() if runs}
+    if looked and not again:
+        where = ", ".join(f"{len(runs)} time(s) in {url}" for url, runs in looked.items())
+        raise AlreadyExistsError(
+            f"the final evaluation has been run already, {where}: a second look is feedback; ask"
+            " for it with again=True, and the receipt will say so"
+        )
+    return max(set().union(*known.values()), default=0) + 1
+
+
+def _runs(place: Destination) -> set[int]:
+    """The runs in a destination; folders that somebody deleted count too."""
     known = [n.key.removeprefix("final.") for n in place.snapshots("final.")]
     laid = [n.removeprefix("evaluation_") for n in place.backend.folders(destination.FINAL)]
-    runs = [int(n) for n in (*known, *laid) if n.isdigit()]
-    if runs and not again:
-        raise AlreadyExistsError(
-            f"the final evaluation has been run {len(set(runs))} time(s) already in"
-            f" {place.backend.url}: a second look is feedback; ask for it with again=True, and the"
-            " receipt will say so"
-        )
-    return max(runs, default=0) + 1
+    return {int(n) for n in (*known, *laid) if n.isdigit()}

@@ -48,6 +48,15 @@ class Measured:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A receipt that training was taken up from, where it lies, and its normaliser's file."""
+
+    receipt: dict[str, Any]
+    place: Destination
+    statistics: bytes | None
+
+
 class Journal:
     """Publishes receipts to one destination, each naming the one before.
 
@@ -59,6 +68,8 @@ class Journal:
         Step and error of each checkpoint that could not be published.
     parent, base : Parent or None, SnapshotName or None
         The receipt that the next one follows, and the snapshot it is delta-coded against.
+    resumed : Resumed or None
+        What training was taken up from.
     """
 
     def __init__(
@@ -79,6 +90,7 @@ class Journal:
         self.parent: Parent | None = None
         self.base: SnapshotName | None = None
         self.bytes = 0
+        self.resumed: Resumed | None = None
         self._gates, self._key, self._log = tuple(gates), key, log
         self._background = background
         self._worker: ThreadPoolExecutor | None = None

@@ -12,9 +12,10 @@ from castore_receipts import seeds
 from castore_receipts.adapters import MakeAdapter, sac_actor
 from castore_receipts.arrays import Tensor
 from castore_receipts.buffer import restore_replay
-from castore_receipts.destination import POLICY, REPLAY, TRAINING, Destination
+from castore_receipts.destination import NORMALIZER, POLICY, REPLAY, TRAINING, Destination
 from castore_receipts.episodes import Environment
 from castore_receipts.gates import Gate, gates_of
+from castore_receipts.journal import Resumed
 from castore_receipts.rebuild import environment_from
 from castore_receipts.record import Parent
 from castore_receipts.sources import SnapshotSource
@@ -115,7 +116,10 @@ def resume(
     callback.seeds = callback.seeds.following(was, used=False)
     same = callback.destination.repository.id == place.repository.id
     parent = Parent("resumed", step, receipt["receipt_sha256"])
-    callback.continue_from(receipt, parent, name if same else None, pending)
+    statistics = subject.file(NORMALIZER) if receipt.get("normalizer") else None
+    resumed = Resumed(dict(receipt), place, statistics)
+    callback.continue_from(resumed, parent, name if same else None, pending)
+    callback.model = model  # a final evaluation needs no training first
     return callback
 
 

@@ -192,6 +192,7 @@ def test_what_every_method_gives(root: str) -> None:
     assert info["metrics"] == {0: {}, 3: {"val": 0.5}} and info["steps"] == [0, 3]
     assert manager.rename_run(hash, " named ") is True
     assert manager.rename_run(hash, "  ") is False is manager.rename_run("0" * 24, "x")
+    assert manager.rename_run(hash, None) is False
     assert manager.set_run_notes(hash, "notes") is True
     assert manager.set_run_notes("0" * 24, "notes") is False
     (run,) = manager.list_runs()

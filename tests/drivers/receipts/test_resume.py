@@ -271,6 +271,36 @@ def test_a_role_cannot_change_at_a_resumption(made: Path) -> None:
             runs.resumed(runs.model(), made, 60, watched={}, **roles)
 
 
+@pytest.mark.parametrize("env", [None, "normalized"])
+def test_a_final_evaluation_follows_a_resumption_at_once(env: str | None, tmp_path: Path) -> None:
+    """And is still the first and only one, in whatever destination the chain goes on."""
+    model = made(3, {"env": env})
+    model.learn(40, callback=runs.callback(tmp_path / "run"))
+    again = made(5, {"env": env})
+    second = runs.resumed(again, tmp_path / "run", 40, watched={}, into=tmp_path / "second")
+    receipt = second.final_evaluation()
+    assert (receipt["run"], receipt["step"]) == (1, 40)
+    assert all(r.sound for r in verify_all([tmp_path / "run", tmp_path / "second"]))
+    third = runs.resumed(again, tmp_path / "run", 40, watched={})
+    assert third.final_evaluation()["returns"] == receipt["returns"]
+
+
+def test_a_second_final_evaluation_elsewhere_is_refused_too(
+    made_final: Path, tmp_path: Path
+) -> None:
+    callback = runs.resumed(runs.model(5), made_final, 40, watched={}, into=tmp_path / "elsewhere")
+    with pytest.raises(AlreadyExistsError, match=r"1 time\(s\) in .*again=True"):
+        callback.final_evaluation()
+    assert callback.final_evaluation(again=True)["run"] == 2
+
+
+@pytest.fixture
+def made_final(tmp_path: Path) -> Path:
+    """Receipts of steps 20 and 40, and a final evaluation."""
+    runs.run(tmp_path / "first", 40).final_evaluation()
+    return tmp_path / "first"
+
+
 def test_cc1_the_state_holds_plain_arrays_and_json_only(made: Path) -> None:
     """NumPy scalars, tuples and generators come back as what they were, with no pickle."""
     model = runs.model()
