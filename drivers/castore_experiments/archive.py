@@ -10,10 +10,11 @@ order of reading, and torch, zipfile and memory maps go by it.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+
+from isal import isal_zlib
 
 ROOT = "archive"
 ALIGNMENT = 64
@@ -82,9 +83,9 @@ def close(memory: memoryview, places: Sequence[Place], limit: int = LIMIT) -> in
 
 
 def _checksums(memory: memoryview, places: Sequence[Place]) -> list[int]:
-    """The CRC-32 of each member; with two threads, since zlib lets go of the interpreter."""
+    """The CRC-32 of each member, by two threads; ISA-L's takes a quarter of zlib's time."""
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda p: zlib.crc32(memory[p.start : p.stop]), places))
+        return list(pool.map(lambda p: isal_zlib.crc32(memory[p.start : p.stop]), places))
 
 
 def _local(p: Place, checksum: int, limit: int) -> bytes:

@@ -74,6 +74,8 @@ def state_documents(
 def _known(records: Records, state: State, component: layout.Component) -> Mapping[str, File]:
     """The files of one segment in an earlier state that has it; empty if none does."""
     label = getattr(layout.split(state.hash), component)
+    if label == layout.NO_SEGMENT:
+        return {}  # no state has any, and to see that would be to read all of them
     for hash in records.with_label(component, label):
         if same(_digest(records.state(hash), component), _digest(state, component)):
             files = {p: f for p, f in records.state_files(hash).items() if belongs(p, component)}

@@ -30,6 +30,7 @@ _KEYS = {
     *("latest_weight_step", "experiment_name", "notes", "castore"),
 }
 _NO_JSON = re.compile("\\\\(?:/|u[dD][89a-fA-F])|[\x7f-\x9f\u2028\u2029\ufeff]")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*": ')  # a key in JSON's spelling
 _BARE = re.compile("[0-9a-z]*")
 _SCALARS = (str, int, float, bool, type(None))
 
@@ -216,12 +217,15 @@ def _lines(text: str, indent: str) -> dict[str, Any]:
     """Keys and values of some lines; ValueError for anything `render` would not write."""
     pairs = []
     for line in text.split("\n"):
-        key, _, value = line.removeprefix(indent).partition(": ")
         if not line.startswith(indent):
             raise ValueError(line)
-        if key not in _KEYS and key[:1] != '"' and yaml_subset.write_key(key) != key:
-            raise ValueError(key)
-        pairs.append(f"{key}:{value}" if key[0] == '"' else f'"{key}":{value}')
+        pair = line.removeprefix(indent)
+        if not _QUOTED.match(pair):
+            key, _, value = pair.partition(": ")
+            if key not in _KEYS and (key[:1] == '"' or yaml_subset.write_key(key) != key):
+                raise ValueError(key)
+            pair = f'"{key}":{value}'
+        pairs.append(pair)
     found: dict[str, Any] = _JSON.decode("{" + ",".join(pairs) + "}")
     if len(found) != len(pairs):
         raise ValueError("a value is more than one")

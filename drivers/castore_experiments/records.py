@@ -55,6 +55,7 @@ class Records:
         self.repository, self.namespace = repository, namespace
         self._held: dict[str, _Held] = {}
         self._order: list[SnapshotName] = []
+        self._weights: dict[SnapshotName, Weights] = {}
         self._states: dict[SnapshotName, State] = {}
         self._facts: dict[SnapshotName, Mapping[str, Any]] = {}
         self._trees: dict[SnapshotName, Tree] = {}
@@ -67,7 +68,8 @@ class Records:
         Where the list cannot be read all stays as it was.
         """
         names = list(self.repository.snapshots(self.namespace))
-        self._held, self._order = {}, []
+        self._held, self._order, kept = {}, [], self._weights
+        self._weights = {n: kept[n] for n in names if n in kept}
         for name in names:
             self._take(name, newest=False)
 
@@ -94,9 +96,16 @@ class Records:
         if match[2]:
             held.states.insert(len(held.states) if place is None else 0, name)
         else:
-            step = int(match[3])
-            weights = Weights(match[1], step, weights_path(match[1], step), name.time, name)
-            held.weights.insert(len(held.weights) if place is None else 0, weights)
+            held.weights.insert(len(held.weights) if place is None else 0, self._weights_of(name))
+
+    def _weights_of(self, name: SnapshotName) -> Weights:
+        """What a name says, kept from one list to the next."""
+        found = self._weights.get(name)
+        if found is None:
+            hash, step = name.key[:24], int(name.key.rpartition(".")[2])
+            found = Weights(hash, step, weights_path(hash, step), name.time, name)
+            self._weights[name] = found
+        return found
 
     def hashes(self) -> list[str]:
         """Every hash that has a state, the most recently used first."""

@@ -114,16 +114,10 @@ class Database:
         return lock
 
     def _update(self, curves: Curves) -> Update:
-        held_by = writer_of(self.path)
-        if held_by is not None:
-            self._log.warning(
-                "%s is open for writing in process %d and was left as it is; its rows are safe in"
-                " the repository, the next save brings it up to date",
-                *(self.path, held_by),
-            )
-            return Update(0, 0, held_by=held_by)
         state, aside = self._load(), None
         if state is None:
+            if (held := self._held()) is not None:
+                return held
             aside = self._absorb(curves)
         curves.refresh()
         batches = [b for s in curves.sources if isinstance(s, Source) for b in batches_of(s)]
@@ -134,10 +128,24 @@ class Database:
         fresh = unseen(batches, state)
         added = 0
         if fresh or rebuilt:
+            if (held := self._held()) is not None:
+                return held
             added = self._replace(fresh, state, rebuilt, started(curves))
         if not state.sent:
             self._send(state)
         return Update(added, state.rows, rebuilt, set_aside=aside)
+
+    def _held(self) -> Update | None:
+        """What an update comes to while another process writes. The look waits for the kernel."""
+        held_by = writer_of(self.path)
+        if held_by is None:
+            return None
+        self._log.warning(
+            "%s is open for writing in process %d and was left as it is; its rows are safe in"
+            " the repository, the next save brings it up to date",
+            *(self.path, held_by),
+        )
+        return Update(0, 0, held_by=held_by)
 
     def _replace(
         self,

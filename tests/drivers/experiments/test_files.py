@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +14,10 @@ import pytest
 from castore import AlreadyExistsError, BackendError
 from castore.backend import MISSING, UnansweredError
 from castore.backends import open_backend
+from castore_experiments import local_files
 from castore_experiments.files import RemoteFiles, open_files
 from castore_experiments.layout import MANIFEST
+from castore_experiments.local_files import LocalFiles
 from castore_experiments.manifest import Change, Manifest, entry_of
 from castore_experiments.manifest_file import ManifestFile
 from castore_experiments.root import read_pending, read_root
@@ -96,3 +102,74 @@ def test_a_root_in_memory() -> None:
     mine.update(Change({HASH: entry_of(HASH, created=TIME, last_used=TIME)}, HASH, TIME))
     assert open_files(url).stat(MANIFEST).version != MISSING
     assert [s.name for s in open_files(url).list("checkpoints")] == [MANIFEST]
+
+
+# -- a large local file that goes
+
+
+def large(root: Path) -> tuple[LocalFiles, Path]:
+    path = root / "checkpoints/models/x.pt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(local_files._LARGE))
+    return LocalFiles(str(root)), path
+
+
+def held(path: Path) -> list[str]:
+    """What this process has open of a file that has no name any more."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return [f for f in found if f.startswith(str(path))]
+
+
+def test_a_large_file_is_gone_at_once_and_its_room_soon(tmp_path: Path) -> None:
+    files, path = large(tmp_path)
+    files.delete("checkpoints/models/x.pt")
+    assert not path.exists()
+    files.delete("checkpoints/models/x.pt")  # none there is no error
+    deadline = time.monotonic() + 30
+    while held(path) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert held(path) == []
+    assert not local_files._gone
+
+
+def test_a_forked_child_does_not_keep_the_room_of_a_deleted_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent's thread has not come to it yet, and is not in the child."""
+    files, path = large(tmp_path)
+    monkeypatch.setattr(threading.Thread, "start", lambda _: None)
+    files.delete("checkpoints/models/x.pt")
+    monkeypatch.undo()
+    assert held(path) != []
+    child = os.fork()
+    if child == 0:
+        os._exit(1 if held(path) or local_files._gone else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for fd in list(local_files._gone):
+        local_files._let_go(fd)
+    assert held(path) == []
+
+
+def test_a_large_file_goes_where_no_thread_can_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread at interpreter shutdown")
+
+    files, path = large(tmp_path)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    files.delete("checkpoints/models/x.pt")
+    assert not path.exists()
+    assert held(path) == []
+
+
+def test_a_large_link_or_folder_is_not_followed(tmp_path: Path) -> None:
+    files, path = large(tmp_path)
+    other = path.with_name("y.pt")
+    other.symlink_to(path)
+    files.delete("checkpoints/models/y.pt")
+    assert path.exists()
+    assert not other.is_symlink()

@@ -291,6 +291,17 @@ def test_ours_is_yaml_too(inner: dict[str, Any], outer: dict[str, Any], notes: s
     assert {k: v for k, v in slow.items() if k not in known} == rest
 
 
+@pytest.mark.parametrize("key", [": ", '": "', "a: b", ' "', '\\": ', "\\", " ", ":", "#", '"'])
+def test_a_key_that_looks_like_the_end_of_one_comes_back(key: str) -> None:
+    manifest = Manifest({}, None, None, {"format": 1}, {key: None, "other": 1})
+    entries = {HASH: {**entry_of(HASH, created=TIME, last_used=TIME, notes=""), key: 2}}
+    for one_ in (manifest, Manifest(entries, HASH, TIME, {"format": 1}, {key: {key: 1}})):
+        data = render(one_)
+        assert parse(data, "x") == one_
+        assert yaml_subset.load(data, "x") == yaml.safe_load(data)
+        assert yaml.safe_load(data).get(key) == one_.rest[key]
+
+
 def test_our_own_spelling_is_read_line_by_line() -> None:
     """Else each update would cost what YAML costs."""
     data = render(
