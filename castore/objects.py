@@ -15,7 +15,7 @@ from castore.tree import Tree
 
 FOLDER = "objects"
 _TRIES = 10  # of a write without an answer
-_TREES = 200_000  # entries and slices of decoded trees that are kept
+_TREES = 100_000  # entries and slices of decoded trees that are kept, some 100 bytes each
 
 
 def object_name(digest: str) -> str:
@@ -243,7 +243,7 @@ def _may_follow(base: Header, above: Header | None) -> bool:
 
 
 def _weight(tree: Tree) -> int:
-    return len(tree.entries) + sum(len(f.slices) for _, f in tree.files())
+    return 8 + len(tree.entries) + sum(len(f.slices) for _, f in tree.files())
 
 
 def _through(chain: Sequence[tuple[str, bytes]], out: memoryview | None) -> Buffer:

@@ -107,9 +107,9 @@ def test_kept_trees_have_a_bound(repository: Repository, monkeypatch: pytest.Mon
             name = repository.commit(draft(dict.fromkeys(names, b""))).name
             yield repository.tree(name)
 
-    monkeypatch.setattr(repository.store.trees, "_limit", 200)
+    monkeypatch.setattr(repository.store.trees, "_limit", 250)
     assert all(len(t.entries) == 50 for t in trees())
-    assert repository.store.trees.weight <= 200
+    assert repository.store.trees.weight <= 250
 
 
 def _only_blob(repository: Repository, data: bytes) -> str:
