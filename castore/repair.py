@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from castore.check import check
-from castore.errors import BackendError, FormatError, IntegrityError, NotFoundError
-from castore.frame import check_frame
-from castore.objects import digest_of_name
+from castore.digest import is_digest
+from castore.errors import IntegrityError, NotFoundError
 from castore.repository import Repository
 
 
 def repair(
     repository: Repository, other: Repository, *, progress: Callable[[int], None] = lambda _: None
 ) -> list[str]:
-    """Replace frames whose own checksum fails, and put back missing ones, from another repository.
+    """Replace frames whose checksum or content fails, and put back missing ones, from another.
 
     Only content whose digest was verified is written, in frames without a base. Gives the digests
     replaced; what ``other`` cannot give stays as it is, for `check` to tell.
     """
     replaced = []
-    for digest in _damaged(repository, progress):
+    found = check(repository, read_data=True, progress=progress)
+    damaged = [p.object for p in found if p.kind in ("missing", "corrupt")]
+    for digest in filter(is_digest, damaged):  # not names of documents
         try:
             content = other.store.read(digest)
         except (NotFoundError, IntegrityError):
@@ -29,17 +30,3 @@ def repair(
         replaced.append(digest)
     return replaced
 
-
-def _damaged(repository: Repository, progress: Callable[[int], None]) -> list[str]:
-    found = [p.object for p in check(repository) if p.kind in ("missing", "corrupt")]
-    for stat in repository.store.list():
-        digest = digest_of_name(stat.name)
-        try:
-            data = repository.store.frame(digest)
-            progress(len(data))
-            check_frame(data, digest)
-        except IntegrityError:
-            found.append(digest)
-        except (NotFoundError, FormatError, BackendError):
-            continue  # it went, or is out of reach: `check` tells
-    return list(dict.fromkeys(found))

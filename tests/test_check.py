@@ -521,7 +521,7 @@ def test_each_object_is_read_once(kind: str, tmp_path: Path) -> None:
 
 
 @kinds
-@pytest.mark.parametrize("damage", ["payload", "header", "gone", "base gone", "tree"])
+@pytest.mark.parametrize("damage", ["payload", "header", "gone", "base gone", "tree", "other"])
 def test_au5_repair_puts_back_verified_bytes(kind: str, damage: str, tmp_path: Path) -> None:
     repository, other = new_repository(kind, tmp_path), new_repository("memory", tmp_path, "other")
     names = fill(repository)
@@ -533,8 +533,12 @@ def test_au5_repair_puts_back_verified_bytes(kind: str, damage: str, tmp_path: P
         "gone": blobs(repository, names[2], "own")[0],
         "base gone": tensor(repository, names[0]),
         "tree": repository.snapshot(names[1]).tree,
+        "other": tensor(repository, names[0]),
     }[damage]
-    if "gone" in damage:
+    if damage == "other":  # a sound frame, of what has another name
+        other_content = bytes(repository.store.read(digest))[::-1]
+        overwrite(repository, object_name(digest), b"".join(frame.raw(other_content)))
+    elif "gone" in damage:
         repository.backend.delete(object_name(digest))
     else:
         flip_object(repository, digest, 3 if damage == "header" else -1)
