@@ -56,8 +56,8 @@ class Curves:
         Returns
         -------
         DataFrame
-            One row for each (experiment_hash, step), steps rising; empty for an
-            unknown metric or hash.
+            One row for each (experiment_hash, step), steps rising; of rows that have no hash yet
+            one for each root and step. Empty for an unknown metric or hash.
 
         Raises
         ------
@@ -194,7 +194,9 @@ def _points(table: str, rows: pa.Table, shares: dict[str, Share], sample: str | 
         rows = rows.filter(pc.equal(rows["sample_id"], str(sample)))
     rank, mask = _counted(rows, shares)
     rows, rank = rows.filter(mask), rank[mask]
-    keys = [_key(rows[c], c) for c in reversed(IDENTITY[table])]
+    # What was logged before there was a hash is each root's own, and nobody else's point.
+    root = np.where(rows["experiment_hash"].is_null().to_numpy(), rank // _ROOT, 0)
+    keys = [root, *(_key(rows[c], c) for c in reversed(IDENTITY[table]))]
     order = np.lexsort((rows["seq"].fill_null(0).to_numpy(), rank, *keys))
     last = np.ones(len(order), np.bool_)
     if len(order) > 1:

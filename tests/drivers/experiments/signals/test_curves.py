@@ -115,6 +115,23 @@ def test_several_roots_read_as_one_history(repository: Repository, wal: Path) ->
     assert len(list(repository.snapshots("v2.signals"))) == 1  # nothing of v1 was copied
 
 
+def test_rows_without_a_hash_are_each_root_s_own(local: Repository, wal: Path) -> None:
+    """What two roots logged before either had a hash are two curves, also at the same steps."""
+    for name, value in (("v1", 1), ("v2", 2)):
+        with Log(local, name, wal) as log:
+            for i in range(3):
+                log.log("loss", value, i, per_sample={"a": value})
+            log.log("loss", value, 3, H1)
+    one, two = Source(local, "v1"), Source(local, "v2")
+    for sources in ([two, one], [one, two], [two, one, one, two]):
+        curves = Curves(sources)
+        found = curves.signals("loss")
+        assert found["metric_value"].tolist() == [1, 2, 1, 2, 1, 2, 2]
+        assert found["step"].tolist() == [0, 0, 1, 1, 2, 2, 3]
+        assert len(curves.per_sample("loss")) == 6
+    assert curves.signals("loss", H1)["metric_value"].tolist() == [2]
+
+
 def test_a_copied_root_shows_its_own_line_only(local: Repository, wal: Path) -> None:
     with Log(local, "old", wal) as log:
         parent = log.run
