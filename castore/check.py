@@ -2,7 +2,9 @@
 
 The looking is done in jobs (`castore.look`), here or by an executor's workers; what follows from
 what they saw is decided here, in one order, so who did the work makes no difference. Memory grows
-by the tables of `castore.table` alone, some 100 bytes an object, and by names of snapshots.
+by the tables of `castore.table` alone, some 100 bytes an object (280 while they are sorted), and by
+names of snapshots and digests of their trees. A part (`castore.parts`) has in its tables its own
+objects and their bases.
 """
 
 from __future__ import annotations
@@ -17,19 +19,26 @@ from typing import TypeVar
 import numpy as np
 
 from castore import look
-from castore.driver import find_driver
 from castore.errors import (
     CastoreError,
     CorruptObjectError,
-    FormatError,
-    IntegrityError,
     InvalidInputError,
-    NotFoundError,
     ObjectNotFoundError,
 )
 from castore.frame import Header, check_frame
-from castore.load import read_tree
-from castore.look import ALONE, ALONE_BYTES, BATCH, BATCH_BYTES, Fault, Kind, fault_of, forest
+from castore.look import (
+    ALONE,
+    ALONE_BYTES,
+    BATCH,
+    BATCH_BYTES,
+    Fault,
+    Kind,
+    Looked,
+    fault_of,
+    forest,
+)
+from castore.needed import who_needs
+from castore.parts import Part
 from castore.repository import Repository
 from castore.snapshot import SnapshotName, parse_name
 from castore.state import VerifiedState
@@ -51,7 +60,11 @@ class Problem:
 
 @dataclass(slots=True)
 class CheckReport:
-    """What a check looked at. ``unstable``: objects that read wrong once, then right."""
+    """What a check looked at. ``unstable``: objects that read wrong once, then right.
+
+    Of a part: its own objects, all snapshots, and no ``unreferenced`` (a delta in another part may
+    be all that needs an object).
+    """
 
     snapshots: int = 0
     objects: int = 0
@@ -68,6 +81,7 @@ def check(
     since: int | None = None,
     state: str | None = None,
     layout: bool = False,
+    part: tuple[int, int] | None = None,
     progress: Callable[[int], None] = lambda _: None,
     report: CheckReport | None = None,
     executor: Executor | None = None,
@@ -76,6 +90,12 @@ def check(
 
     Problems are the same, in the same order, whoever does the work: documents as they are listed,
     then objects by name, then layouts.
+
+    The parts of a repository that nobody changes tell together what one check of it tells: the
+    same kinds of the same objects (several parts may tell of one base), needed by the same, once
+    those of all parts are united; and their ``report.objects`` add up. With ``sample``, each part
+    reads its share. A part's memory is that of its own objects and their bases, plus a name and a
+    digest for each snapshot: it lists its own objects alone, and reads all documents and trees.
 
     Parameters
     ----------
@@ -89,6 +109,8 @@ def check(
         A file that keeps what was verified, so that an interrupted run can go on.
     layout : bool
         Also let each snapshot's driver verify what its layout promises.
+    part : (int, int), optional
+        K and N: only part K (from 1) of N, at most 256.
     progress : callable
         Told stored bytes as they are read.
     report : CheckReport, optional
@@ -99,13 +121,16 @@ def check(
 
     Raises
     ------
+    InvalidInputError
+        There is no such sample or part, or ``state`` is a file of something else.
     BackendError
         The store as a whole cannot be reached, or the executor's workers cannot reach it or keep
         dying; trouble with single objects is a Problem.
     """
     if sample is not None and not 0 < sample <= 1:
         raise InvalidInputError(f"sample of {sample}: expected a share over 0 and up to 1")
-    yield from _Check(repository, report or CheckReport(), since, progress, executor).run(
+    chosen = Part(*part) if part else Part()
+    yield from _Check(repository, report or CheckReport(), since, progress, executor, chosen).run(
         read_data, sample, state, layout
     )
 
@@ -133,11 +158,14 @@ class _Check:
         since: int | None,
         progress: Callable[[int], None],
         executor: Executor | None,
+        part: Part,
     ):
         self._repository, self._report, self._since = repository, report, since
         self._progress, self._executor, self._lent = progress, executor, Lent(repository)
+        self._part = part
         self._trees: dict[str, list[SnapshotName]] = defaultdict(list)
         self._bad: dict[str, Fault] = {}
+        self._unread: set[str] = set()
 
     def run(
         self, read_data: bool, sample: float | None, state: str | None, layout: bool
@@ -166,7 +194,8 @@ class _Check:
             self._report.unstable += looked.unstable
             for name, found in zip(names, looked.found, strict=True):
                 if isinstance(found, Fault):
-                    yield Problem(found.kind, name.path, found.detail, ((str(name), ""),))
+                    if self._part.holds_name(name.path):
+                        yield Problem(found.kind, name.path, found.detail, ((str(name), ""),))
                 elif found is not None:
                     self._trees[found].append(name)
                     self._report.snapshots += 1
@@ -174,22 +203,24 @@ class _Check:
     def _names(self, strange: list[Problem]) -> Iterator[SnapshotName]:
         for stat in self._repository.backend.list("snapshots"):
             name = parse_name(stat.name)
-            if name is None:
+            if name is None and self._part.holds_name(stat.name):
                 strange.append(Problem("malformed", stat.name, "not the name of a snapshot"))
-            elif stat.size and (self._since is None or name.time >= self._since):
+            elif name and stat.size and (self._since is None or name.time >= self._since):
                 yield name
 
     def _read_trees(self) -> tuple[Needs, list[str]]:
         """What the trees need, and the trees' digests by their numbers."""
-        needs, trees = Needs(), sorted(self._trees)
-        needs.add(raw_of(trees), np.zeros(len(trees), np.int64), 0)
-        jobs = ((self._lent, batch) for batch in _batches(trees, 16))
+        needs, trees, part = Needs(), sorted(self._trees), self._part
+        own = [tree for tree in trees if part.holds(tree)]
+        needs.add(raw_of(own), np.zeros(len(own), np.int64), 0)
+        jobs = ((self._lent, batch, part) for batch in _batches(trees, 16))
         number = 0
         for looked in results(self._executor, look.trees, jobs):
             self._report.unstable += looked.unstable
             for found in looked.found:
                 if isinstance(found, Fault):
                     self._bad[trees[number]] = found
+                    self._unread.add(trees[number])
                 else:
                     needs.add(*found, number)
                 number += 1
@@ -198,22 +229,22 @@ class _Check:
     # -- structure
 
     def _structure(self, needs: Needs, trees: Sequence[str], versions: bool) -> None:
-        self._table, strange = list_table(self._repository.store.list(), versions)
+        listed = self._part.list(self._repository.backend)
+        self._table, strange = list_table(listed, versions)
         for name in strange:
             self._bad.setdefault(name, Fault("malformed", "not the name of an object"))
         table, rows = self._table, needs.table()
         places = table.places(rows["digest"])
         here = places != NONE
-        self._needed = np.zeros(len(table), np.bool_)
-        self._needed[places[here]] = True
+        self._needed = table.mask(places[here])
         wanted = np.arange(len(table)) if self._since is None else np.flatnonzero(self._needed)
         self._headers(wanted)
         for digest in rows["digest"][~here]:
             self._absent(digest.ljust(32, b"\0").hex(), "a snapshot needs it and it is not there")
         self._report.objects = len(wanted)
-        self._alive = table.closure(self._needed)
-        self._chains(wanted)
-        if self._since is None:
+        self._alive = table.closure(table.mask(places[here]))
+        self._chains()
+        if self._since is None and self._part.alone:
             self._report.unreferenced = int(len(table) - np.count_nonzero(self._alive))
         wanting = table.lengths[places] < rows["length"] if len(table) else here
         short = np.flatnonzero(here & wanting)
@@ -234,18 +265,34 @@ class _Check:
     def _headers(self, todo: Places) -> None:
         """Headers of ``todo`` and of all bases below them, each judged by itself."""
         table = self._table
-        seen = np.zeros(len(table), np.bool_)
         while len(todo):
-            seen[todo] = True
-            jobs = ((self._lent, table.named(cut)) for cut in _cuts(todo))
-            for cut, looked in zip(
-                _cuts(todo), results(self._executor, look.headers, jobs), strict=True
-            ):
-                self._report.unstable += looked.unstable
-                self._judge(cut, looked.found)
-            below = table.bases[todo]
-            below = np.unique(below[below != NONE])
-            todo = below[~seen[below]]
+            for cut, found in self._look(look.headers, todo):
+                self._judge(cut, found)
+            todo = table.below(todo)
+            while not len(todo) and table.incomplete and not self._part.alone:
+                todo = self._elsewhere()
+        table.lose()
+
+    def _elsewhere(self) -> Places:
+        """Bases in other parts, which were not listed, join the table; gives what is below them."""
+        table, gone = self._table, list[int]()
+        new = table.adopt()
+        for cut, found in self._look(look.elsewhere, new):
+            there = np.array([f is not None for f in found])
+            gone += cut[~there].tolist()
+            table.sizes[cut[there]] = [f.size for f in found if f is not None]
+            self._judge(cut[there], [f.header for f in found if f is not None])
+        table.drop(gone)
+        return table.below(new)
+
+    def _look(
+        self, job: Callable[[Lent, list[str]], Looked[T]], places: Places
+    ) -> Iterator[tuple[Places, list[T]]]:
+        jobs = ((self._lent, self._table.named(cut)) for cut in _cuts(places))
+        looks = results(self._executor, job, jobs)
+        for cut, looked in zip(_cuts(places), looks, strict=True):
+            self._report.unstable += looked.unstable
+            yield cut, looked.found
 
     def _judge(self, places: Places, found: Sequence[Header | Fault | None]) -> None:
         self._table.learn(places, [h if isinstance(h, Header) else None for h in found])
@@ -256,8 +303,8 @@ class _Check:
                 if self._needed[place]:
                     self._blame(place, Fault("missing", "it vanished while the check ran"))
             elif header.frame_length != self._table.sizes[place]:
-                size = self._table.sizes[place]
-                detail = f"{size} bytes stored, its header says {header.frame_length}"
+                stored = f"{self._table.sizes[place]} bytes stored"
+                detail = f"{stored}, its header says {header.frame_length}"
                 self._blame(place, Fault("corrupt", detail))
 
     def _blame(self, place: int, fault: Fault) -> None:
@@ -271,21 +318,16 @@ class _Check:
         except (CastoreError, OSError) as e:
             self._bad.setdefault(digest, fault_of(e))
 
-    def _chains(self, wanted: Places) -> None:
+    def _chains(self) -> None:
         """A delta's base must be there, of one length, and of less depth (so chains end).
 
         What nobody needs may lack its base: a commit or copy that died leaves such behind.
         """
         table = self._table
         for place, base in sorted(table.lost.items()):
-            if self._alive[place] and table.digest(place) not in self._bad:
+            if self._alive[place]:
                 self._absent(base, "it is the base of a stored delta")
-        deltas = wanted[table.bases[wanted] != NONE]
-        bases = table.bases[deltas]
-        wrong = (table.lengths[bases] != table.lengths[deltas]) | (
-            table.depths[bases] >= table.depths[deltas]
-        )
-        for place in deltas[table.known[bases] & wrong].tolist():
+        for place in table.unsound().tolist():
             base = table.digest(table.bases[place])
             detail = f"its base {base} has another length or no less depth"
             self._blame(place, Fault("malformed", detail))
@@ -294,13 +336,16 @@ class _Check:
 
     def _data(self, sample: float | None, state: str | None) -> None:
         table = self._table
-        pool = np.ones(len(table), np.bool_) if self._since is None else self._alive.copy()
+        pool = np.arange(len(table)) < table.listed
+        if self._since is not None:
+            pool &= self._alive
         pool[[p for p in map(table.place, self._bad) if p != NONE]] = False
         chosen = np.flatnonzero(pool)
         if sample is not None and len(chosen):
             count = max(1, round(sample * len(chosen)))
             chosen = np.sort(np.random.default_rng().choice(chosen, count, replace=False))
-        with VerifiedState(state, self._repository.id) as done:
+        of = "" if self._part.alone else f" part {self._part}"
+        with VerifiedState(state, self._repository.id + of) as done:
             if done.going_on:
                 kept = ((table.digest(p), table.version(p)) for p in chosen.tolist())
                 chosen = chosen[~done.has(kept)]
@@ -310,8 +355,8 @@ class _Check:
                 if state is not None:
                     done.add(digest, table.version(table.place(digest)))
 
-            trouble = self._read(chosen, told)
-            for digest in sorted(trouble, key=lambda d: (len(self._down(d)), d)):
+            trouble = self._suspects(self._read(chosen, told))
+            for digest in sorted(trouble, key=lambda d: (len(self._table.chain(d)), d)):
                 self._trouble(digest)
             done.finish()
 
@@ -333,103 +378,50 @@ class _Check:
                     told(digest, size)
         return trouble
 
+    def _suspects(self, trouble: list[str]) -> set[str]:
+        """What met trouble, and the bases in other parts below that and below what is bad."""
+        below = (self._table.chain(digest)[1:] for digest in [*trouble, *self._bad])
+        far = {base for bases in below for base in bases if self._table.is_far(base)}
+        return far.difference(self._bad).union(trouble)
+
     def _trouble(self, digest: str) -> None:
         """Read again what read wrong, and lay the blame where in the chain it belongs."""
         store = self._repository.store
-        told = any(base in self._bad for base in self._down(digest)[1:])
+        told = any(base in self._bad for base in self._table.chain(digest)[1:])
         try:
-            if told:
-                check_frame(store.frame(digest), digest)
-            else:
+            check_frame(store.frame(digest), digest)
+            if not told:
                 store.read(digest)
         except CorruptObjectError as e:
             self._bad.setdefault(
                 e.name if self._table.place(e.name) != NONE else digest, fault_of(e)
             )
         except (CastoreError, OSError) as e:
-            culprit = self._out_of_reach(digest)
+            culprit = look.out_of_reach(store, self._table.chain(digest)) or digest
             place = self._table.place(culprit)
             alive = place != NONE and self._alive[place]
             if alive or not isinstance(e, ObjectNotFoundError):
                 self._bad.setdefault(culprit, fault_of(e))
         else:
-            if not told:
+            if not told and not self._table.is_far(digest):
                 self._report.unstable.append(digest)
-
-    def _out_of_reach(self, digest: str) -> str:
-        """The first object of a chain that the store does not give."""
-        for at in self._down(digest):
-            try:
-                self._repository.store.frame(at)
-            except (CastoreError, OSError):
-                return at
-        return digest
-
-    def _down(self, digest: str) -> list[str]:
-        """``digest`` and its bases, as far as headers tell."""
-        places = list(self._table.down(self._table.place(digest)))
-        if not places:
-            return [digest]
-        lost = self._table.lost.get(places[-1])
-        return self._table.named(places) + ([lost] if lost else [])
 
     # -- telling
 
     def _problems(self) -> Iterator[Problem]:
         if not self._bad:
             return
-        needed = self._who_needs()
+        store, table = self._repository.store, self._table
+        needed = who_needs(store, table, self._trees, self._unread, self._bad)
+        others = {t for t in self._unread if not self._part.holds(t) and table.place(t) == NONE}
+        others.difference_update(table.lost.values())  # no trees of ours, and no bases here
         for name, fault in sorted(self._bad.items()):
-            yield Problem(fault.kind, name, fault.detail, tuple(needed.get(name, ())))
-
-    def _who_needs(self) -> dict[str, list[tuple[str, str]]]:
-        """For each bad object all snapshots and paths that need it, directly or as a base."""
-        result: dict[str, list[tuple[str, str]]] = defaultdict(list)
-        affected = self._affected()
-        for digest, names in self._trees.items():
-            for b in self._bad_below([digest], affected):
-                result[b] += [(str(n), "") for n in names]
-            if digest in self._bad:
-                continue
-            try:
-                tree = read_tree(self._repository.store, digest)
-            except CastoreError:  # it was read before: the store fails now and then
-                continue
-            for path, file in tree.files():
-                for b in self._bad_below(file.blobs(), affected):
-                    result[b] += [(str(n), path) for n in names]
-        return result
-
-    def _affected(self) -> Mask:
-        """The bad objects and all that stands on them."""
-        mask = np.zeros(len(self._table), np.bool_)
-        mask[[p for p in map(self._table.place, self._bad) if p != NONE]] = True
-        mask[[p for p, base in self._table.lost.items() if base in self._bad]] = True
-        return self._table.standing_on(mask)
-
-    def _bad_below(self, digests: Sequence[str], affected: Mask) -> set[str]:
-        places = self._table.places(raw_of(digests))
-        if not len(affected):
-            return set(digests) & self._bad.keys()
-        chosen = np.flatnonzero((places == NONE) | affected[places])
-        return {b for i in chosen.tolist() for b in self._down(digests[i]) if b in self._bad}
+            if name not in others:
+                yield Problem(fault.kind, name, fault.detail, tuple(needed.get(name, ())))
 
     def _layouts(self) -> Iterator[Problem]:
-        jobs = ((self._lent, name) for names in self._trees.values() for name in names)
-        for found in results(self._executor, _layout, jobs):
-            yield from found
-
-
-def _layout(lent: Lent, name: SnapshotName) -> list[Problem]:
-    """A job: what the snapshot's driver finds broken."""
-    found: list[Problem] = []
-    try:
-        driver = find_driver(lent.repository.snapshot(name).driver)
-        for path, detail in driver.verify(lent.repository, name):
-            found.append(Problem("layout", path, detail, ((str(name), path),)))
-    except InvalidInputError as e:
-        found.append(Problem("layout", name.path, str(e), ((str(name), ""),)))
-    except (IntegrityError, NotFoundError, FormatError) as e:
-        detail = f"could not be verified: {e}"
-        found.append(Problem("layout", name.path, detail, ((str(name), ""),)))
-    return found
+        own = [n for ns in self._trees.values() for n in ns if self._part.holds_name(n.path)]
+        jobs = ((self._lent, name) for name in own)
+        for name, found in zip(own, results(self._executor, look.layout, jobs), strict=True):
+            for what, detail, path in found:
+                yield Problem("layout", what, detail, ((str(name), path),))

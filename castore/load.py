@@ -28,10 +28,13 @@ def read_snapshot(data: bytes, name: SnapshotName) -> Snapshot:
     return Snapshot.decode(data, f"snapshot {name}")
 
 
-def read_tree(store: ObjectStore, digest: str) -> Tree:
-    """A tree by digest: read and verified each time, decoded where it is not kept from before."""
+def read_tree(store: ObjectStore, digest: str, *, keep: bool = True) -> Tree:
+    """A tree by digest: read and verified each time, decoded where it is not kept from before.
+
+    Without ``keep`` it is decoded and not kept: who goes through all trees has no use for it.
+    """
     data = store.read(digest)
-    if len(data) > _LARGE:
+    if len(data) > _LARGE or not keep:
         return Tree.decode(bytes(data), f"tree {digest}")
     return store.trees.get(digest, lambda: Tree.decode(bytes(data), f"tree {digest}"))
 

@@ -6,7 +6,7 @@ told as a `Fault`; a store that gives nothing at all makes the same faults every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,16 +16,20 @@ import numpy as np
 
 from castore.checkout import workers
 from castore.digest import Buffer
+from castore.driver import find_driver
 from castore.errors import (
     BackendError,
     CastoreError,
     FormatError,
     IntegrityError,
+    InvalidInputError,
+    NotFoundError,
     ObjectNotFoundError,
 )
 from castore.frame import Header, parse_header
 from castore.load import read_snapshot, read_tree
-from castore.objects import object_name
+from castore.objects import ObjectStore, object_name
+from castore.parts import Part
 from castore.repository import Repository
 from castore.snapshot import MAX_DOCUMENT, Snapshot, SnapshotName
 from castore.table import Digests, Places, Table, raw_of
@@ -93,17 +97,19 @@ def documents(lent: Lent, names: Sequence[SnapshotName]) -> Looked[str | Fault |
     return Looked(_each(repository, one, names), unstable)
 
 
-def trees(lent: Lent, digests: Sequence[str]) -> Looked[tuple[Digests, Places] | Fault]:
-    """The blobs that each tree needs, and how many bytes of each."""
+def trees(lent: Lent, digests: Sequence[str], part: Part) -> Looked[tuple[Digests, Places] | Fault]:
+    """The blobs of a part that each tree needs, and how many bytes of each."""
     repository, unstable = lent.repository, list[str]()
 
     def one(digest: str) -> tuple[Digests, Places] | Fault:
         try:
-            tree = _twice(digest, partial(read_tree, repository.store, digest), unstable)
+            tree = _twice(digest, lambda: read_tree(repository.store, digest, keep=False), unstable)
         except (CastoreError, OSError) as e:
             return fault_of(e)
         lengths = tree.blob_lengths()
-        return raw_of(lengths), np.fromiter(lengths.values(), np.int64, len(lengths))
+        raw, wanted = raw_of(lengths), np.fromiter(lengths.values(), np.int64, len(lengths))
+        own = part.among(raw)
+        return raw[own], wanted[own]
 
     return Looked(_each(repository, one, digests), unstable)
 
@@ -111,19 +117,71 @@ def trees(lent: Lent, digests: Sequence[str]) -> Looked[tuple[Digests, Places] |
 def headers(lent: Lent, digests: Sequence[str]) -> Looked[Header | Fault | None]:
     """The header of each object; None for one that has gone."""
     repository, unstable = lent.repository, list[str]()
+    return Looked(_each(repository, partial(_header, repository, unstable), digests), unstable)
 
-    def one(digest: str) -> Header | Fault | None:
-        name = object_name(digest)
+
+@dataclass(frozen=True, slots=True)
+class Unlisted:
+    """What a listing would have told of an object, its frame's ``size``, and its header."""
+
+    size: int
+    header: Header | Fault
+
+
+def elsewhere(lent: Lent, digests: Sequence[str]) -> Looked[Unlisted | None]:
+    """Header and size of objects that were not listed; None for one that is not there."""
+    repository, unstable = lent.repository, list[str]()
+
+    def one(digest: str) -> Unlisted | None:
+        header = _header(repository, unstable, digest)
+        if header is None:
+            return None
+        if isinstance(header, Fault):
+            return Unlisted(0, header)
         try:
-            return _twice(
-                name, lambda: parse_header(repository.backend.get(name, 0, 64), digest), unstable
-            )
+            return Unlisted(repository.backend.stat(object_name(digest)).size, header)
         except ObjectNotFoundError:
             return None
         except (CastoreError, OSError) as e:
-            return fault_of(e)
+            return Unlisted(0, fault_of(e))
 
     return Looked(_each(repository, one, digests), unstable)
+
+
+def layout(lent: Lent, name: SnapshotName) -> list[tuple[str, str, str]]:
+    """What the snapshot's driver finds broken: object, what is wrong, and the path it hurts."""
+    found: list[tuple[str, str, str]] = []
+    try:
+        driver = find_driver(lent.repository.snapshot(name).driver)
+        for path, detail in driver.verify(lent.repository, name):
+            found.append((path, detail, path))
+    except InvalidInputError as e:
+        found.append((name.path, str(e), ""))
+    except (IntegrityError, NotFoundError, FormatError) as e:
+        found.append((name.path, f"could not be verified: {e}", ""))
+    return found
+
+
+def out_of_reach(store: ObjectStore, digests: Iterable[str]) -> str | None:
+    """The first of these objects that the store does not give."""
+    for digest in digests:
+        try:
+            store.frame(digest)
+        except (CastoreError, OSError):
+            return digest
+    return None
+
+
+def _header(repository: Repository, unstable: list[str], digest: str) -> Header | Fault | None:
+    name = object_name(digest)
+    try:
+        return _twice(
+            name, lambda: parse_header(repository.backend.get(name, 0, 64), digest), unstable
+        )
+    except ObjectNotFoundError:
+        return None
+    except (CastoreError, OSError) as e:
+        return fault_of(e)
 
 
 def _twice(what: str, read: Callable[[], T], unstable: list[str]) -> T:

@@ -29,4 +29,3 @@ def repair(
         repository.store.put_self_contained(digest, content)
         replaced.append(digest)
     return replaced
-

@@ -14,7 +14,7 @@ from castore.errors import InvalidInputError
 
 
 class VerifiedState:
-    """A text file of what was verified: repository id, then digest and version a line.
+    """A text file of what was verified: repository id (and part), then digest and version a line.
 
     In memory 16 bytes a line. ``going_on``: an interrupted run left it.
     """
@@ -35,7 +35,8 @@ class VerifiedState:
             raise InvalidInputError(f"{self._path} cannot be read as a state file: {e}") from e
         if head not in ("", self._head):
             raise InvalidInputError(
-                f"{self._path} is not the state of a check of this repository: choose another file"
+                f"{self._path} is not the state of a check of this repository, or of this part:"
+                " choose another file"
             )
         self.going_on = head != "" and last != self._END
         self._file = self._path.open("a" if self.going_on else "w")

@@ -41,8 +41,11 @@ class Table:
     """Every listed object, and what its header says once it was read.
 
     ``sizes`` of frames and ``lengths`` of contents in bytes; ``depths``; ``bases`` (places, `NONE`
-    where there is none); ``known`` (the header was read). ``lost`` has the bases that were not
-    listed, by their deltas' places.
+    where there is none); ``known`` (the header was read), ``asked`` (or could not be). ``lost`` has
+    the bases that are not there, by their deltas' places.
+
+    The first ``listed`` places are of listed objects. Bases that were not listed may follow: see
+    `adopt`.
     """
 
     def __init__(self, digests: Digests, sizes: Places, versions: Digests | None = None):
@@ -51,12 +54,16 @@ class Table:
             sizes = sizes[order]
             versions = None if versions is None else versions[order]
         self._digests, self.sizes, self._versions = digests, sizes, versions
-        count = len(digests)
+        count = self.listed = len(digests)
         self.lengths = np.zeros(count, np.uint32)
         self.depths = np.zeros(count, np.uint8)
         self.bases: Places = np.full(count, NONE, np.int64)
         self.known: Mask = np.zeros(count, np.bool_)
+        self.asked: Mask = np.zeros(count, np.bool_)
         self.lost: dict[int, str] = {}
+        self._unlisted: list[tuple[Places, Digests]] = []
+        self._adopted: Places = np.zeros(0, np.int64)
+        self._adopted_digests = digests[:0]
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -78,19 +85,34 @@ class Table:
     def places(self, raw: Digests) -> Places:
         """Where digests are; `NONE` for those that are not."""
         places: Places = np.full(len(raw), NONE, np.int64)
-        for i in range(0, len(raw) if len(self) else 0, _CHUNK):
+        listed = self._digests[: self.listed]
+        for i in range(0, len(raw), _CHUNK):
             some = raw[i : i + _CHUNK]
-            found = np.minimum(np.searchsorted(self._digests, some), len(self) - 1)
-            places[i : i + _CHUNK] = np.where(self._digests[found] == some, found, NONE)
+            found = _find(listed, some)
+            if len(self._adopted):
+                at = _find(self._adopted_digests, some)
+                found = np.where(at != NONE, self._adopted[at], found)
+            places[i : i + _CHUNK] = found
         return places
 
     def place(self, digest: str) -> int:
         return int(self.places(raw_of([digest]))[0]) if is_digest(digest) else NONE
 
+    def is_far(self, digest: str) -> bool:
+        """Whether it has a place, and was not listed."""
+        return self.place(digest) >= self.listed
+
+    def mask(self, places: Places | Sequence[int]) -> Mask:
+        """True at these places."""
+        mask = np.zeros(len(self), np.bool_)
+        mask[places] = True
+        return mask
+
     # -- headers
 
     def learn(self, places: Places, headers: Sequence[Header | None]) -> None:
         """Headers of objects; None where it could not be read."""
+        self.asked[places] = True
         told = [(p, h) for p, h in zip(places.tolist(), headers, strict=True) if h is not None]
         if not told:
             return
@@ -98,14 +120,78 @@ class Table:
         self.known[at] = True
         self.lengths[at] = [h.content_length for _, h in told]
         self.depths[at] = [h.depth for _, h in told]
-        above = [(p, h.base) for p, h in told if h.base]
-        below = self.places(raw_of(base for _, base in above))
-        for (p, base), b in zip(above, below.tolist(), strict=True):
-            self.bases[p] = b
-            if b == NONE:
-                self.lost[p] = base
+        above = np.array([p for p, h in told if h.base], np.int64)
+        raw = raw_of(h.base for _, h in told if h.base)
+        below = self.bases[above] = self.places(raw)
+        if np.any(below == NONE):
+            self._unlisted.append((above[below == NONE], raw[below == NONE]))
+
+    def below(self, places: Places) -> Places:
+        """The bases of these, as far as they have a place and were not asked for."""
+        bases = self.bases[places]
+        found: Places = np.unique(bases[bases != NONE])
+        return found[~self.asked[found]]
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a base has no place that may be somewhere."""
+        return bool(self._unlisted)
+
+    def adopt(self) -> Places:
+        """Places, after all others, for the bases that have none yet: their deltas' bases now.
+
+        Nothing is known of them. Gives the new places; `drop` those that turn out not to be there.
+        """
+        above, raw = self._take_unlisted()
+        new = np.unique(raw)
+        first, count = len(self), len(new)
+        self.bases[above] = first + np.searchsorted(new, raw)
+        self._digests = np.concatenate([self._digests, new])
+        self.sizes = np.append(self.sizes, np.zeros(count, np.int64))
+        self.lengths = np.append(self.lengths, np.zeros(count, np.uint32))
+        self.depths = np.append(self.depths, np.zeros(count, np.uint8))
+        self.bases = np.append(self.bases, np.full(count, NONE, np.int64))
+        self.known = np.append(self.known, np.zeros(count, np.bool_))
+        self.asked = np.append(self.asked, np.zeros(count, np.bool_))
+        places = np.arange(first, first + count)
+        self._find_adopted(np.append(self._adopted, places))
+        return places
+
+    def drop(self, gone: Sequence[int]) -> None:
+        """Adopted objects that are not there: their deltas' bases are lost."""
+        mask = self.mask(gone)
+        above = np.flatnonzero((self.bases != NONE) & mask[self.bases])
+        self.lost.update(zip(above.tolist(), self.named(self.bases[above]), strict=True))
+        self.bases[above] = NONE
+        self._find_adopted(self._adopted[~mask[self._adopted]])
+
+    def lose(self) -> None:
+        """All bases that have no place are lost."""
+        above, raw = self._take_unlisted()
+        self.lost.update(zip(above.tolist(), map(hex_of, raw.tolist()), strict=True))
+
+    def _take_unlisted(self) -> tuple[Places, Digests]:
+        taken = [(np.zeros(0, np.int64), raw_of([])), *self._unlisted]
+        self._unlisted = []
+        above, raw = zip(*taken, strict=True)
+        return np.concatenate(above), np.concatenate(raw)
+
+    def _find_adopted(self, places: Places) -> None:
+        order = np.argsort(self._digests[places])
+        self._adopted = places[order]
+        self._adopted_digests = self._digests[self._adopted]
 
     # -- chains
+
+    def unsound(self) -> Places:
+        """Deltas whose base is known to have another length, or no less depth."""
+        deltas = np.flatnonzero(self.bases != NONE)
+        bases = self.bases[deltas]
+        wrong = (self.lengths[bases] != self.lengths[deltas]) | (
+            self.depths[bases] >= self.depths[deltas]
+        )
+        found: Places = deltas[self.known[bases] & wrong]
+        return found
 
     def closure(self, mask: Mask) -> Mask:
         """``mask`` and every base below it."""
@@ -136,6 +222,14 @@ class Table:
             yield place
             place = int(self.bases[place])
 
+    def chain(self, digest: str) -> list[str]:
+        """``digest`` and its bases, as far as headers tell, one that is lost included."""
+        places = list(self.down(self.place(digest)))
+        if not places:
+            return [digest]
+        lost = self.lost.get(places[-1])
+        return self.named(places) + ([lost] if lost else [])
+
     def chains(self, chosen: Places) -> Iterator[Places]:
         """Each chain's root followed by all of ``chosen`` that hangs on it, depth first.
 
@@ -163,6 +257,15 @@ class Table:
             group = chosen[at:end]
             yield group if len(group) == 1 else _depth_first(int(roots[at]), group, parents)
             at = end
+
+
+def _find(digests: Digests, some: Digests) -> Places:
+    """Where in sorted ``digests`` each of ``some`` is, or `NONE`."""
+    if not len(digests):
+        return np.full(len(some), NONE, np.int64)
+    found = np.minimum(np.searchsorted(digests, some), len(digests) - 1)
+    places: Places = np.where(digests[found] == some, found, NONE)
+    return places
 
 
 def _depth_first(root: int, group: Places, parents: Places) -> Places:

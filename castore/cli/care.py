@@ -21,6 +21,7 @@ from castore.cli.options import (
     open_repository,
     parse_duration,
     parse_labels,
+    parse_part,
     parse_share,
     parse_since,
 )
@@ -49,6 +50,10 @@ def check(
     layout: Annotated[
         bool, typer.Option("--layout", help="Also let drivers verify what their layouts promise.")
     ] = False,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="K/N", help="Only part K (from 1) of N, at most 256."),
+    ] = None,
     repair_from: Annotated[
         str | None,
         typer.Option(
@@ -64,20 +69,26 @@ def check(
     Documents, trees, names and headers always, every stored byte on request. Nothing is changed,
     but for damaged objects with --repair-from.
 
+    With --part, N commands look at one N-th of the objects each, on as many machines as you like;
+    what they find together is what one check finds.
+
     \b
     Example:
       castore check -r store --read-data --state check.state
       castore check -r s3://bucket/store --read-data --dask tcp://scheduler:8786
+      castore check -r s3://bucket/store --read-data --state 3.state --part 3/16
     """
     from castore.check import CheckReport
     from castore.check import check as find_problems
 
     out = Output(json)
-    share, moment = parse_share(sample), parse_since(since)
+    share, moment, own = parse_share(sample), parse_since(since), parse_part(part)
     if read_data and share is not None:
         raise typer.BadParameter("--read-data reads all, --sample a share: choose one of the two")
     if state is not None and not read_data and share is None:
         raise typer.BadParameter("--state goes with --read-data or --sample")
+    if repair_from is not None and own is not None:
+        raise typer.BadParameter("--repair-from looks at everything: repair without --part")
     store = open_repository(repository)
     if repair_from is not None:
         _repair(out, store, open_repository(repair_from))
@@ -91,12 +102,13 @@ def check(
                 since=moment.moment(store),
                 state=str(state) if state else None,
                 layout=layout,
+                part=own,
                 progress=progress,
                 report=report,
                 executor=executor,
             )
         )
-    _tell_check(out, problems, report)
+    _tell_check(out, problems, report, own)
     if problems:
         raise typer.Exit(PROBLEMS)
 
@@ -112,7 +124,9 @@ def _repair(out: Output, store: Repository, other: Repository) -> None:
     out.note(f"replaced {plural(len(replaced), 'object')} from {other.url}")
 
 
-def _tell_check(out: Output, problems: list[Problem], report: CheckReport) -> None:
+def _tell_check(
+    out: Output, problems: list[Problem], report: CheckReport, part: tuple[int, int] | None
+) -> None:
     for problem in problems:
         out.document(
             "problem",
@@ -124,19 +138,22 @@ def _tell_check(out: Output, problems: list[Problem], report: CheckReport) -> No
         out.line(f"{problem.kind}: {printable(problem.object)}: {printable(problem.detail)}")
         for snapshot, path in problem.needed_by:
             out.line(f"  needed by {snapshot}{':' + printable(path) if path else ''}")
+    # Of a part it is not known what nobody needs.
+    own = {"unreferenced": report.unreferenced} if part is None else {"part": list(part)}
     out.document(
         "summary",
         problems=len(problems),
         snapshots=report.snapshots,
         objects=report.objects,
         bytes_read=report.bytes_read,
-        unreferenced=report.unreferenced,
+        **own,
         unstable=report.unstable,
     )
     for name in report.unstable:
         out.note(f"read wrong once and right the second time: {name} (look at disk and memory)")
     out.note(
-        f"{plural(report.snapshots, 'snapshot')}, {plural(report.objects, 'object')},"
+        (f"part {part[0]}/{part[1]}: " if part else "")
+        + f"{plural(report.snapshots, 'snapshot')}, {plural(report.objects, 'object')},"
         f" {size(report.bytes_read)} read: "
         + (plural(len(problems), "problem") if problems else "no problems")
     )

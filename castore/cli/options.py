@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from castore.errors import InvalidInputError
+
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
@@ -144,6 +146,22 @@ def parse_share(text: str | None) -> float | None:
     if not 0 < share <= 1:
         raise typer.BadParameter(f"sample {text!r}: expected a share such as 5% or 0.05")
     return share
+
+
+def parse_part(text: str | None) -> tuple[int, int] | None:
+    """``K/N``: part K, from 1, of N."""
+    if text is None:
+        return None
+    from castore.parts import Part
+
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
+    try:
+        part = Part(int(match[1]), int(match[2])) if match else None
+    except InvalidInputError as e:
+        raise typer.BadParameter(str(e)) from None
+    if part is None:
+        raise typer.BadParameter(f"part {text!r}: expected K/N, such as 3/16")
+    return part.number, part.of
 
 
 def split_path(text: str) -> tuple[str, str]:
