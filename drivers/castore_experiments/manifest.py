@@ -202,8 +202,10 @@ def _own(data: bytes) -> dict[Any, Any] | None:
         if not text.startswith(_HEAD) or not text.endswith("\n") or _NO_JSON.search(text):
             return None
         body, entries = text[len(_HEAD) :], {}
-        end = 0 if body[:1] != " " else next(m.end() for m in re.finditer(r"\n(?! )", body))
-        for block in body[:end].removesuffix("\n").split('\n  "') if end else ():
+        if body[:1] != " ":
+            return None  # no entries: YAML reads none as null, which is no manifest
+        end = next(m.end() for m in re.finditer(r"\n(?! )", body))
+        for block in body[:end].removesuffix("\n").split('\n  "'):
             hash, _, lines = block.removeprefix('  "').partition('":\n')
             entries[hash] = _lines(lines, "    ")
         if len(entries) != body[:end].count('":\n') or not all(map(_BARE.fullmatch, entries)):

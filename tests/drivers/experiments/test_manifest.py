@@ -302,6 +302,14 @@ def test_a_key_that_looks_like_the_end_of_one_comes_back(key: str) -> None:
         assert yaml.safe_load(data).get(key) == one_.rest[key]
 
 
+def test_a_manifest_that_lost_its_entries_is_not_taken_for_an_empty_one() -> None:
+    """Also where all that is left is spelled as we spell it."""
+    rest = f'latest_hash: "{HASH}"\nlast_updated: "{TIME}"\ncastore: {{"format": 1}}\n'
+    with pytest.raises(FormatError, match="not a manifest"):
+        parse(f"experiments:\n{rest}".encode(), "x")
+    assert yaml.safe_load(f"experiments:\n{rest}")["experiments"] is None
+
+
 def test_our_own_spelling_is_read_line_by_line() -> None:
     """Else each update would cost what YAML costs."""
     data = render(
