@@ -193,7 +193,7 @@ def decode(
     """The content of ``frame``; ``base`` is the content of its base, for a delta.
 
     The digest is *not* checked here: `ObjectStore.read` does. ``out`` is memory to decode into,
-    if it is long enough. Raises as `check_frame`.
+    if it is writable and long enough. Raises as `check_frame`.
     """
     h = check_frame(frame, name)
     payload = memoryview(frame)[HEADER_SIZE:]
@@ -241,7 +241,7 @@ def decompress(
             name=name,
         )
     # NumPy asks for huge pages, which a bytearray does not: a third of the time to touch 16 MiB.
-    fits = memory is not None and len(memory) >= length
+    fits = memory is not None and not memory.readonly and len(memory) >= length
     out = memory[:length] if memory is not None and fits else np.empty(length, np.uint8).data
     try:
         _off_main(blosc.decompress, source, out)

@@ -36,7 +36,8 @@ def read_tree(store: ObjectStore, digest: str, *, keep: bool = True) -> Tree:
     data = store.read(digest)
     if len(data) > _LARGE or not keep:
         return Tree.decode(bytes(data), f"tree {digest}")
-    return store.trees.get(digest, lambda: Tree.decode(bytes(data), f"tree {digest}"))
+    kept = store.trees.get(digest, lambda: Tree.decode(bytes(data), f"tree {digest}"))
+    return Tree(dict(kept.entries))  # the caller's own, whatever it does to it
 
 
 def read_file(

@@ -11,11 +11,11 @@ from castore.cache import Cache
 from castore.digest import Buffer, digest_of
 from castore.errors import CorruptObjectError, ObjectNotFoundError
 from castore.frame import HEADER_SIZE, Header, Parts
-from castore.tree import Tree
+from castore.tree import Link, Tree
 
 FOLDER = "objects"
 _TRIES = 10  # of a write without an answer
-_TREES = 100_000  # entries and slices of decoded trees that are kept, some 100 bytes each
+_TREES = 100_000  # entries, slices and 100 characters of trees that are kept, some 100 bytes each
 
 
 def object_name(digest: str) -> str:
@@ -243,7 +243,9 @@ def _may_follow(base: Header, above: Header | None) -> bool:
 
 
 def _weight(tree: Tree) -> int:
-    return 8 + len(tree.entries) + sum(len(f.slices) for _, f in tree.files())
+    links = (e.target for e in tree.entries.values() if isinstance(e, Link))
+    text = sum(map(len, tree.entries)) + sum(map(len, links))
+    return 8 + len(tree.entries) + sum(len(f.slices) for _, f in tree.files()) + text // 100
 
 
 def _through(chain: Sequence[tuple[str, bytes]], out: memoryview | None) -> Buffer:
@@ -257,9 +259,8 @@ def _through(chain: Sequence[tuple[str, bytes]], out: memoryview | None) -> Buff
     for left in range(len(chain) - 1, -1, -1):
         name, data = chain[left]
         content = frame.decode(data, content, name, memory[left % 2])
-        memory[left % 2] = (
-            content if isinstance(content, memoryview) and not content.readonly else None
-        )
+        if isinstance(content, memoryview) and not content.readonly:
+            memory[left % 2] = content
     assert content is not None
     return content
 

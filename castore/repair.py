@@ -18,14 +18,22 @@ def repair(
     Only content whose digest was verified is written, in frames without a base. Gives the digests
     replaced; what ``other`` cannot give stays as it is, for `check` to tell.
     """
-    replaced = []
+    replaced: list[str] = []
     found = check(repository, read_data=True, progress=progress)
-    damaged = [p.object for p in found if p.kind in ("missing", "corrupt")]
-    for digest in filter(is_digest, damaged):  # not names of documents
-        try:
-            content = other.store.read(digest)
-        except (NotFoundError, IntegrityError):
-            continue
-        repository.store.put_self_contained(digest, content)
-        replaced.append(digest)
-    return replaced
+    while True:
+        damaged = [p.object for p in found if p.kind in ("missing", "corrupt")]
+        new = [d for d in damaged if is_digest(d) and d not in replaced]  # no document's name
+        new = [d for d in new if _put_back(repository, other, d)]
+        if not new:
+            return replaced
+        replaced += new
+        found = check(repository)  # a tree that is back may name what is missing, too
+
+
+def _put_back(repository: Repository, other: Repository, digest: str) -> bool:
+    try:
+        content = other.store.read(digest)
+    except (NotFoundError, IntegrityError):
+        return False
+    repository.store.put_self_contained(digest, content)
+    return True

@@ -551,6 +551,19 @@ def test_au5_repair_puts_back_verified_bytes(kind: str, damage: str, tmp_path: P
     assert repair(repository, other) == []
 
 
+def test_what_only_a_missing_tree_names_is_put_back_with_it(tmp_path: Path) -> None:
+    repository, other = new_repository("memory", tmp_path), new_repository("memory", tmp_path, "o")
+    name = repository.commit(draft({"a": noise(5000), "b": noise(6000, 1)})).name
+    copy(repository, other)
+    tree, (first, second) = repository.snapshot(name).tree, repository.tree(name).blobs()
+    for digest in (tree, first, second):
+        repository.backend.delete(object_name(digest))
+    other.backend.delete(object_name(second))
+    assert [p.object for p in problems(repository)] == [tree]
+    assert repair(repository, other) == [tree, first]
+    assert [p.object for p in problems(repository)] == [second]
+
+
 @kinds
 def test_au5_nothing_is_made_up_where_no_good_copy_is(kind: str, tmp_path: Path) -> None:
     repository, other = new_repository(kind, tmp_path), new_repository("memory", tmp_path, "other")

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from castore import CorruptObjectError, ObjectNotFoundError
+from castore import CorruptObjectError, ObjectNotFoundError, frame
+from castore.digest import digest_of
 from castore.frame import DELTA, RAW
 from castore.load import read_tree
 from castore.objects import object_name
 from castore.repository import Repository
-from castore.tree import File, Tree
+from castore.tree import File, Link, Tree
 from tests.helpers import draft, drift, flip_object, noise, safetensors, weights
 
 
@@ -57,6 +58,30 @@ def test_memory_of_another_length_is_no_trap(
         assert (found.obj is memory.obj) is (more > 0)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_memory_at_hand_serves_above_a_raw_base_too(depth: int, repository: Repository) -> None:
+    content = noise(5000)
+    digest, parts = digest_of(content), frame.raw(content)
+    for i in range(depth + 1):
+        repository.store.create_many([(digest, b"".join(parts))])
+        base, before = digest, content
+        content = content[:-1] + bytes([i])
+        digest, parts = digest_of(content), frame.delta(content, before, base, i, 1)
+    memory = memoryview(bytearray(5000))
+    found = memoryview(repository.store.read(base, memory))
+    assert found.obj is memory.obj
+    assert bytes(memory) == before
+
+
+def test_memory_that_cannot_be_written_is_left_alone(
+    repository: Repository, chain: list[tuple[str, bytes]]
+) -> None:
+    for digest, content in chain:
+        memory = memoryview(bytes(len(content)))
+        assert bytes(repository.store.read(digest, memory)) == content
+        assert bytes(memory) == bytes(len(content))
+
+
 def test_what_is_stored_raw_is_given_as_it_is(repository: Repository) -> None:
     digest = _only_blob(repository, noise(5000))
     header = repository.store.header(digest)
@@ -82,7 +107,10 @@ def test_a_decoded_tree_that_is_kept_hides_no_damage(how: str, repository: Repos
     name = repository.commit(draft({"a": b"1"})).name
     digest = repository.snapshot(name).tree
     first = repository.tree(name)
-    assert repository.tree(name) is first
+    assert repository.store.trees.weight > 0
+    assert isinstance(first.entries, dict)
+    first.entries.clear()
+    assert list(repository.tree(name).entries) == ["a"]
     if how == "missing":
         repository.backend.delete(object_name(digest))
         with pytest.raises(ObjectNotFoundError):
@@ -96,7 +124,7 @@ def test_a_decoded_tree_that_is_kept_hides_no_damage(how: str, repository: Repos
 def test_large_trees_are_not_kept(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     name = repository.commit(draft({"a": b"1"})).name
     monkeypatch.setattr("castore.load._LARGE", 10)
-    assert read_tree(repository.store, repository.snapshot(name).tree) is not repository.tree(name)
+    assert list(read_tree(repository.store, repository.snapshot(name).tree).entries) == ["a"]
     assert repository.store.trees.weight == 0
 
 
@@ -110,6 +138,14 @@ def test_kept_trees_have_a_bound(repository: Repository, monkeypatch: pytest.Mon
     monkeypatch.setattr(repository.store.trees, "_limit", 250)
     assert all(len(t.entries) == 50 for t in trees())
     assert repository.store.trees.weight <= 250
+
+
+def test_long_names_and_links_weigh_what_they_take(repository: Repository) -> None:
+    """A tree of a few entries may be two megabytes of text."""
+    long = "/".join(["n" * 250] * 15)
+    name = repository.commit(draft({f"{long}/{i}": Link("t" * 4000) for i in range(50)})).name
+    repository.tree(name)
+    assert repository.store.trees.weight > 50 * (4000 + len(long)) // 100
 
 
 def _only_blob(repository: Repository, data: bytes) -> str:

@@ -8,6 +8,7 @@ import errno
 import os
 import secrets
 import stat as st
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -43,7 +44,9 @@ def _unlink(path: Path) -> None:
 
     The kernel does that with the last descriptor, at a quarter of a second a GB in the page cache.
     """
-    if not hasattr(os, "O_PATH") or path.lstat().st_size < _LARGE:
+    # While Python ends no thread gets to run, and to start one would wait for it forever.
+    beside = hasattr(os, "O_PATH") and not sys.is_finalizing()
+    if not beside or path.lstat().st_size < _LARGE:
         return path.unlink()
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     _gone.add(fd)

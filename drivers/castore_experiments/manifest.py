@@ -29,8 +29,10 @@ _KEYS = {
     *("hp_hash", "model_hash", "data_hash", "created", "last_used", "latest_weight_checkpoint"),
     *("latest_weight_step", "experiment_name", "notes", "castore"),
 }
-_NO_JSON = re.compile("\\\\(?:/|u[dD][89a-fA-F])|[\x7f-\x9f\u2028\u2029\ufeff]")
+_NO_JSON = re.compile("\\\\(?:/|u[dD][89a-fA-F])|[\r\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*": ')  # a key in JSON's spelling
+_PLAIN = re.compile(r'"[^"\\]*"|[0-9]{1,18}|null')  # a value that can only be one
+_LONGEST = 1000  # characters of any other: longer keys and numbers are none to YAML
 _BARE = re.compile("[0-9a-z]*")
 _SCALARS = (str, int, float, bool, type(None))
 
@@ -210,7 +212,8 @@ def _own(data: bytes) -> dict[Any, Any] | None:
             entries[hash] = _lines(lines, "    ")
         if len(entries) != body[:end].count('":\n') or not all(map(_BARE.fullmatch, entries)):
             return None
-        return {"experiments": entries, **_lines(body[end:].removesuffix("\n"), "")}
+        whole = _lines(body[end:].removesuffix("\n"), "")
+        return None if "experiments" in whole else {"experiments": entries, **whole}
     except (ValueError, RecursionError, StopIteration):
         return None
 
@@ -222,16 +225,28 @@ def _lines(text: str, indent: str) -> dict[str, Any]:
         if not line.startswith(indent):
             raise ValueError(line)
         pair = line.removeprefix(indent)
-        if not _QUOTED.match(pair):
+        if quoted := _QUOTED.match(pair):
+            key, value = quoted[0][:-2], pair[quoted.end() :]
+        else:
             key, _, value = pair.partition(": ")
             if key not in _KEYS and (key[:1] == '"' or yaml_subset.write_key(key) != key):
                 raise ValueError(key)
-            pair = f'"{key}":{value}'
-        pairs.append(pair)
+            key = f'"{key}"'
+        if not _PLAIN.fullmatch(value) or len(key) > _LONGEST:
+            _check_alone(key, value)
+        pairs.append(f"{key}:{value}")
     found: dict[str, Any] = _JSON.decode("{" + ",".join(pairs) + "}")
     if len(found) != len(pairs):
         raise ValueError("a value is more than one")
     return found
+
+
+def _check_alone(key: str, value: str) -> None:
+    """ValueError unless a value ends on its line, within the bounds of YAML's reading."""
+    deep = value.count("[") + value.count("{") >= yaml_subset.MAX_DEPTH - 2
+    text = isinstance(_JSON.decode(value), str)
+    if len(key) > _LONGEST or (not text and (deep or len(value) > _LONGEST)):
+        raise ValueError(key)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

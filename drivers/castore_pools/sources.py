@@ -10,7 +10,7 @@ import stat
 import sys
 import threading
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ PIECE = 16 << 20
 
 _BLOCK = 256 << 10
 _BLOCKS = 32
-_ALONE = 1 << 20  # bytes of a blob that is not kept for the next read
+_ALONE = 1 << 20  # bytes of a slice whose blob, unless another has it too, is not kept
 CPUS = min(4, os.cpu_count() or 1)
 """Threads that decode and copy."""
 
@@ -229,6 +229,8 @@ class SnapshotSource:
         for s in self._slices:
             starts.append(starts[-1] + s.length)
         self._starts = starts
+        uses = Counter(s.blob for s in self._slices)
+        self._shared = {blob for blob, n in uses.items() if n > 1}
 
     def _blob(self, digest: str) -> memoryview:
         with self._lock:
@@ -273,7 +275,8 @@ class SnapshotSource:
                 break
             a, b = max(start, at), min(stop, at + s.length)
             part = view[a - start : b - start]
-            if b - a == s.length >= _ALONE and s.blob not in self._kept:
+            whole = b - a == s.length >= _ALONE and s.blob not in self._shared
+            if whole and s.blob not in self._kept:
                 content = self._fetch(s.blob, part)
             else:
                 content = self._blob(s.blob)

@@ -195,7 +195,8 @@ def _points(table: str, rows: pa.Table, shares: dict[str, Share], sample: str | 
     rank, mask = _counted(rows, shares)
     rows, rank = rows.filter(mask), rank[mask]
     # What was logged before there was a hash is each root's own, and nobody else's point.
-    root = np.where(rows["experiment_hash"].is_null().to_numpy(), rank // _ROOT, 0)
+    # Ranks fall from a root's newest run to its ancestors: the division rounds up.
+    root = np.where(rows["experiment_hash"].is_null().to_numpy(), -(-rank // _ROOT), 0)
     keys = [root, *(_key(rows[c], c) for c in reversed(IDENTITY[table]))]
     order = np.lexsort((rows["seq"].fill_null(0).to_numpy(), rank, *keys))
     last = np.ones(len(order), np.bool_)

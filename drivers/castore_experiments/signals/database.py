@@ -115,6 +115,7 @@ class Database:
 
     def _update(self, curves: Curves) -> Update:
         state, aside = self._load(), None
+        loaded = state is not None
         if state is None:
             if (held := self._held()) is not None:
                 return held
@@ -126,10 +127,13 @@ class Database:
         if state is None or rebuilt:
             state = State(wide=wide)
         fresh = unseen(batches, state)
-        added = 0
-        if fresh or rebuilt:
+        if fresh or rebuilt or not state.sent:
             if (held := self._held()) is not None:
                 return held
+            if loaded and not self.is_ours():  # another program wrote, and closed it, meanwhile
+                return self._update(curves)
+        added = 0
+        if fresh or rebuilt:
             added = self._replace(fresh, state, rebuilt, started(curves))
         if not state.sent:
             self._send(state)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -151,6 +153,24 @@ def test_a_forked_child_does_not_keep_the_room_of_a_deleted_file(
     for fd in list(local_files._gone):
         local_files._let_go(fd)
     assert held(path) == []
+
+
+def test_a_large_file_goes_while_python_ends(tmp_path: Path) -> None:
+    """No thread gets to run any more: who waited for one to start never came to an end."""
+    _, path = large(tmp_path)
+    program = f"""
+from castore_experiments.local_files import LocalFiles
+
+class Last:
+    files = LocalFiles({str(tmp_path)!r})
+
+    def __del__(self):
+        self.files.delete("checkpoints/models/x.pt")
+
+last = Last()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+    assert not path.exists()
 
 
 def test_a_large_file_goes_where_no_thread_can_start(

@@ -482,3 +482,33 @@ def test_a_number_of_any_length_is_read_at_once() -> None:
     """SE3: a number in base 60 takes time that grows with the square of its length."""
     text = "1" + ":1" * 500_000
     assert yaml_subset.load(f"a: {text}\nb: 1:30\n".encode(), "x") == {"a": text, "b": 90}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "experiments: {}",
+        '"experiments": {}',
+        'one: {"x": 1\ntwo: 2}, "two": 3',
+        'one: "a", "b": {"x": 1\ntwo: 2}',
+        "one: \r1",
+        f"one: {'[' * 25}{']' * 25}",
+        f'"{"k" * 1100}": 1',
+        f'one: {{"{"k" * 1100}": 1}}',
+        f"one: -{'1' * 4300}",
+        f"one: 1.{'1' * 4300}",
+        'one: "\uffff"',
+        'one: {"\ufffe": 1}',
+    ],
+)
+def test_what_json_would_make_of_several_lines_is_left_to_yaml(lines: str) -> None:
+    """HC11: a second ``experiments`` took the place of all entries; YAML refuses it."""
+    data = render(one()).decode() + lines + "\n"
+    assert m._own(data.encode()) is None
+    try:
+        expected = yaml_subset.load(data.encode(), "x")["one"]
+    except FormatError:
+        with pytest.raises(FormatError):
+            parse(data.encode(), "x")
+    else:
+        assert parse(data.encode(), "x").rest["one"] == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,16 @@ import pytest
 import safetensors.torch
 import torch
 
-from castore import IntegrityError, InvalidInputError, LayoutError, NotFoundError, Repository
+from castore import (
+    Draft,
+    IntegrityError,
+    InvalidInputError,
+    LayoutError,
+    MemoryFile,
+    NotFoundError,
+    Repository,
+    Slice,
+)
 from castore_pools import assemble, import_zoo, open_checkpoint, open_pool
 from castore_pools.addresses import open_source
 from castore_pools.sources import SnapshotSource, UrlSource
@@ -257,3 +267,16 @@ def test_tensors_of_a_snapshot_are_ones_own(repository: Repository, tmp_path: Pa
     for key in ("w", "s"):
         opened.tensor(key).fill_(7)
         assert not opened.tensor(key).any()
+
+
+def test_a_blob_that_large_slices_share_is_decoded_once(tmp_path: Path) -> None:
+    """Of a file whose blobs others cut: a slice of 1 MiB is no whole blob."""
+    repository, data = Repository.init(tmp_path / "r"), bytes(range(256)) * (8 << 12)
+    name = repository.commit(Draft({"f": MemoryFile(data)})).name
+    (file,) = (f for _, f in repository.tree(name).files())
+    (blob,) = file.blobs()
+    parts = [Slice(blob, at, MIB) for at in reversed(range(0, len(data), MIB))]
+    source = SnapshotSource(repository, replace(file, slices=tuple(parts)), "f")
+    expected = b"".join(data[s.offset : s.offset + MIB] for s in parts)
+    assert source.read(0, len(data)) == expected
+    assert source.fetched == len(data)

@@ -132,6 +132,27 @@ def test_rows_without_a_hash_are_each_root_s_own(local: Repository, wal: Path) -
     assert curves.signals("loss", H1)["metric_value"].tolist() == [2]
 
 
+def test_rows_without_a_hash_stay_with_their_root_through_a_resumption(
+    local: Repository, wal: Path
+) -> None:
+    """An ancestor's rows are its root's, too: the child's win over them and over no others."""
+    for name, value in (("v1", 1), ("v2", 3)):
+        with Log(local, name, wal) as log:
+            first = log.run
+            for i in range(3):
+                log.log("loss", value, i)
+            log.begin(first, 1)
+            log.log("loss", value + 1, 1)
+            log.log("loss", value + 1, 2)
+    one, two = Source(local, "v1"), Source(local, "v2")
+    assert steps(Curves([one]), "loss") == {0: 1, 1: 2, 2: 2}
+    assert steps(Curves([two]), "loss") == {0: 3, 1: 4, 2: 4}
+    for sources in ([one, two], [two, one]):
+        found = Curves(sources).signals("loss")
+        assert found["step"].tolist() == [0, 0, 1, 1, 2, 2]
+        assert found["metric_value"].tolist() == [1, 3, 2, 4, 2, 4]
+
+
 def test_a_copied_root_shows_its_own_line_only(local: Repository, wal: Path) -> None:
     with Log(local, "old", wal) as log:
         parent = log.run

@@ -378,3 +378,30 @@ def test_a_file_that_did_not_arrive_is_sent_again_and_not_taken_for_another_prog
         assert sent == [(place / "loggers.duckdb").read_bytes()]
         found.update(curves)
         assert len(sent) == 1
+
+
+@pytest.mark.parametrize("step", [1, 2**31])
+def test_rows_that_another_program_adds_during_an_update_are_imported(
+    step: int, local: Repository, wal: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither lost where the file is made anew, nor known to the file alone where it is not."""
+    found, curves = database(place), Curves([Source(local, "exp")])
+    with Log(local, "exp", wal) as log:
+        log.log("loss", 1, 0, H)
+        log.flush()
+        found.update(curves)
+        log.log("loss", 1, step, H)
+        log.flush()
+    looked = curves.refresh
+
+    def refresh() -> None:
+        monkeypatch.undo()
+        with duckdb.connect(str(place / "loggers.duckdb")) as connection:
+            sql = "INSERT INTO signals (metric_name, experiment_hash, step, metric_value, seq)"
+            connection.execute(f"{sql} VALUES ('theirs', '{H}', 5, 0.5, 99)")
+        looked()
+
+    monkeypatch.setattr(curves, "refresh", refresh)
+    found.update(curves)
+    assert query(place, "SELECT step FROM signals WHERE metric_name = 'theirs'") == [(5,)]
+    assert curves.signals("theirs")["step"].tolist() == [5]
