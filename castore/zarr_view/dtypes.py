@@ -16,7 +16,12 @@ import ml_dtypes
 import numpy as np
 from zarr.core.common import JSON, ZarrFormat
 from zarr.core.dtype.common import HasEndianness, HasItemSize
-from zarr.dtype import DataTypeValidationError, ZDType, data_type_registry
+from zarr.dtype import ZDType, data_type_registry
+
+try:
+    from zarr.errors import DataTypeValidationError  # type: ignore[attr-defined]
+except ImportError:  # zarr 3.1
+    from zarr.dtype import DataTypeValidationError
 
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
