@@ -287,9 +287,8 @@ def test_many_processes_write_new_hashes_into_one_root(
 _BRANCHER = """
 import sys
 from tests.drivers.experiments.small import net, opened
-root, me, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-manager = opened(root)
-base = manager.current_exp_hash
+root, me, count, base = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+manager = opened(root)  # resumes the other's hash where that was faster
 model, config = net(), {"lr": 1.0}
 manager.watch(model=model, hyperparameters=config)
 for n in range(count):
@@ -308,7 +307,7 @@ def test_two_processes_save_log_and_branch_at_once(root: str) -> None:
     with started(root, materialize="all") as manager:
         base = manager.current_exp_hash or ""
     count = 4 if "://" in root else 16
-    told = run_all(_BRANCHER, [[root, str(n), str(count)] for n in (1, 2)])
+    told = run_all(_BRANCHER, [[root, str(n), str(count), base] for n in (1, 2)])
     saved = [line.split() for out in told for line in out.splitlines()]
     assert len(saved) == 2 * count
     with opened(root) as manager:
