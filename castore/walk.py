@@ -18,8 +18,8 @@ from castore.frame import DELTA, Header, check_frame
 from castore.objects import ObjectStore, open_frame
 from castore.write import Budget
 
-_CACHE = 56 << 20  # bytes of content kept as bases
-_UNDER_WAY = 112 << 20  # bytes of frames, contents and bases in the hands of all threads
+_CACHE = 40 << 20  # bytes of content kept as bases
+_UNDER_WAY = 96 << 20  # bytes of frames, contents and bases in the hands of all threads
 
 
 class Walker:
