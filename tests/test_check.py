@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import xxhash
 
 from castore import check as check_module
 from castore import document, frame
@@ -21,6 +20,7 @@ from castore.repair import repair
 from castore.repository import Repository
 from castore.snapshot import Snapshot, SnapshotName, name_of
 from castore.tree import File, Slice, build_tree
+from tests.damage import sealed
 from tests.faults import BadReads, Counting, Outage
 from tests.helpers import (
     blobs,
@@ -59,15 +59,6 @@ def tensor(repository: Repository, name: SnapshotName) -> str:
 
 def needs(*pairs: tuple[SnapshotName, str]) -> set[tuple[str, str]]:
     return {(str(n), p) for n, p in pairs}
-
-
-def sealed(data: bytes, **at: int) -> bytes:
-    """A frame with header bytes changed and the header's checksum put right."""
-    changed = bytearray(data)
-    for offset, value in at.items():
-        changed[int(offset[1:])] = value
-    changed[56:64] = xxhash.xxh3_64_digest(bytes(changed[:56]))
-    return bytes(changed)
 
 
 @kinds

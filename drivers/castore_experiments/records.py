@@ -96,9 +96,11 @@ class Records:
         if match[2]:
             held.states.insert(len(held.states) if place is None else 0, name)
         else:
-            held.weights.insert(len(held.weights) if place is None else 0, self._weights_of(name))
+            held.weights.insert(
+                len(held.weights) if place is None else 0, self._weights_named(name)
+            )
 
-    def _weights_of(self, name: SnapshotName) -> Weights:
+    def _weights_named(self, name: SnapshotName) -> Weights:
         """What a name says, kept from one list to the next."""
         found = self._weights.get(name)
         if found is None:
