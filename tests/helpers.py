@@ -7,6 +7,7 @@ import json
 import os
 import stat as st
 import struct
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,14 @@ def clocked(repository: Repository, ahead: float = 0.0) -> tuple[Repository, Clo
     """The same repository on a clock that ``sleep`` moves on."""
     clock = Clock(repository.backend, ahead)
     return with_backend(repository, clock, sleep=clock.sleep), clock
+
+
+def age(repository: Repository) -> None:
+    """Let what is stored get older than a grace of zero, by the store's clock (S3: in seconds)."""
+    backend = repository.backend
+    now = backend.now()
+    while backend.now() <= now:
+        time.sleep(0.05)
 
 
 # -- content

@@ -159,10 +159,8 @@ def test_a_dead_port(s3_url: str, s3_options: dict[str, Any]) -> None:
     options = {**s3_options, "endpoint_url": f"http://127.0.0.1:{free_ports(1)[0]}"}
     backend = open_backend(s3_url, options)
     for call in (lambda: backend.get("a"), lambda: list(backend.list("")), backend.now):
-        start = time.monotonic()
         with pytest.raises(BackendError, match="cannot be reached"):
             call()
-        assert time.monotonic() - start < 15
     with pytest.raises(BackendError, match="cannot be reached") as e:
         backend.create("a", b"")
     assert not isinstance(e.value, UnansweredError)

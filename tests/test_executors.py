@@ -29,7 +29,17 @@ from castore.table import NONE, Needs, Table, raw_of
 from castore.testing.s3server import S3Server
 from castore.workers import TRIES, Lent, Processes, opened, results
 from tests.executor_jobs import always_dies, dies_once
-from tests.helpers import draft, flip_object, headers, new_repository, noise, problems, raw, series
+from tests.helpers import (
+    age,
+    draft,
+    flip_object,
+    headers,
+    new_repository,
+    noise,
+    problems,
+    raw,
+    series,
+)
 
 KINDS = ["threads", "processes", "dask"]
 
@@ -485,6 +495,7 @@ def test_a_prune_during_a_copy_by_workers_loses_nothing(
 
     def after_a_sweep(*args: Any) -> Any:
         if not swept:
+            age(target)
             swept.append(prune(Repository.open(s3_url), grace=0).objects)
         return real(*args)
 

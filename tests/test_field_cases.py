@@ -44,14 +44,16 @@ from castore.errors import (
     InvalidInputError,
     ObjectNotFoundError,
 )
+from castore.objects import object_name
 from castore.prune import prune
 from castore.publish import Patience
 from castore.repository import Repository
 from castore.snapshot import SnapshotName
 from castore.source import DiskFile, Reader, scan
-from castore.testing.faulty import Call, Fault, FaultyBackend
+from castore.testing.faulty import Call, FaultyBackend
 from castore.testing.s3server import S3Server
 from tests.helpers import (
+    age,
     clocked,
     contents,
     draft,
@@ -81,11 +83,6 @@ def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Repository:
         return new_repository(request.param, tmp_path)
     options = request.getfixturevalue("s3_options")
     return Repository.init(request.getfixturevalue("s3_url"), storage_options=options)
-
-
-def age(repository: Repository) -> None:
-    """Let what is stored get older than a grace of zero: S3 keeps times to the second."""
-    time.sleep(1.1 if repository.backend.kind == "s3" else 0.01)
 
 
 def elsewhere(code: str, *words: str) -> subprocess.Popen[bytes]:
@@ -289,12 +286,12 @@ def test_s34_one_put_an_object_and_single_deletes_are_all_that_is_asked_of_a_ser
 # -- local file systems
 
 
-def refusing(times: int) -> Callable[[Any, Any], None]:
-    real, left = os.replace, [times]
+def refusing(times: int, tries: list[int]) -> Callable[[Any, Any], None]:
+    real = os.replace
 
     def replace(source: Any, target: Any, **how: Any) -> None:
-        if left[0]:
-            left[0] -= 1
+        tries.append(len(tries) + 1)
+        if len(tries) <= times:
             raise PermissionError(13, "Permission denied", str(source), None, str(target))
         real(source, target, **how)
 
@@ -307,14 +304,15 @@ def test_fs1_a_rename_that_is_refused_for_a_moment_is_tried_again(
     """FS1: a reader, an indexer or antivirus holds the target."""
     backend = new_repository("local", tmp_path).backend
     version = backend.create("note", b"1")
-    monkeypatch.setattr(os, "replace", refusing(2))
+    tries: list[int] = []
+    monkeypatch.setattr(os, "replace", refusing(2, tries))
     version = backend.replace("note", b"2", version)
+    assert len(tries) == 3
     assert backend.get("note") == b"2"
-    monkeypatch.setattr(os, "replace", refusing(1_000_000))
-    began = time.monotonic()
+    monkeypatch.setattr(os, "replace", refusing(1_000_000, tries := []))
     with pytest.raises(BackendError, match=r"permission.*note"):
         backend.replace("note", b"3", version)
-    assert time.monotonic() - began < 5
+    assert 1 < len(tries) < 100
     assert backend.get("note") == b"2"
     assert os.listdir(tmp_path / "store" / "tmp") == []
     assert backend.create_many([("note", b"2")]) == [None]
@@ -613,12 +611,22 @@ def test_ux1_what_a_commit_costs_does_not_grow_with_the_history(kind: str, tmp_p
 def test_ux1_a_slow_store_is_waited_for_in_parallel(tmp_path: Path) -> None:
     repository = new_repository("memory", tmp_path)
     name = repository.commit(draft({f"{i}": noise(100, i) for i in range(60)})).name
-    slow = FaultyBackend(repository.backend, [Fault("delay", times=10_000, name="objects/")])
+    tree = object_name(repository.snapshot(name).tree)
+    arrived, second = list[str](), threading.Event()
+
+    def before(call: Call) -> None:
+        """The first answer of the store waits for a second request."""
+        if call.name.startswith("objects/") and call.name != tree:
+            arrived.append(call.name)
+            if len(arrived) > 1:
+                second.set()
+            assert second.wait(30)
+
+    slow = FaultyBackend(repository.backend, hook=before)
     slow.parallel = 16
-    began = time.monotonic()
     with_backend(repository, slow).checkout(name, tmp_path / "out")
     assert len(folder(tmp_path / "out")) == 60
-    assert time.monotonic() - began < 0.7 * 60 * 0.05  # one after the other takes longer
+    assert second.is_set()
 
 
 # -- security
@@ -696,9 +704,7 @@ def test_se1_se3_nothing_in_the_package_can_run_what_it_reads() -> None:
     ],
     ids=["apply", "tuple", "aliases", "brackets", "braces", "number"],
 )
-def test_se3_a_hostile_document_is_refused_quickly_and_runs_nothing(
-    text: bytes, tmp_path: Path
-) -> None:
+def test_se3_a_hostile_document_is_refused_and_runs_nothing(text: bytes, tmp_path: Path) -> None:
     """SE3: and a hostile settings file in a run is bytes like any other."""
     marker = tmp_path / "executed"
     text = text.replace(b"MARKER", str(marker).encode())
@@ -706,10 +712,8 @@ def test_se3_a_hostile_document_is_refused_quickly_and_runs_nothing(
     name = repository.commit(draft({"config.yaml": text})).name
     assert repository.read(name, "config.yaml") == text
     (tmp_path / "store" / "config.json").write_bytes(text)
-    began = time.monotonic()
     with pytest.raises(FormatError, match=r"config\.json"):
         Repository.open(repository.url)
-    assert time.monotonic() - began < 5
     (tmp_path / "store" / name.path).write_bytes(text)
     with pytest.raises(CastoreError, match=name.id):
         repository.snapshot(name)

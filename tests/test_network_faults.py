@@ -5,7 +5,6 @@ Each test breaks chosen requests in the proxy, where the server may have acted o
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -27,7 +26,7 @@ from castore.testing.proxy import FaultProxy, Kind, Once, Request, Weather, calm
 from castore.testing.s3server import S3Server
 from castore_experiments.audit import audit
 from tests.drivers.experiments.small import filled, net, opened
-from tests.helpers import contents, draft, noise, problems
+from tests.helpers import age, contents, draft, noise, problems
 from tests.storm import QUICK, Storm
 
 ACTED: tuple[Kind, ...] = ("lose", "hang", "reset_after", "cut_answer", "error_after")
@@ -158,6 +157,7 @@ def test_a_mark_that_comes_when_its_commit_has_ended_goes_with_the_next_prune(
     pair: Pair, befall: Befall, proxy: FaultProxy
 ) -> None:
     pair.clear.forget(pair.clear.commit(draft({"gone": noise(600, 9)})).name)
+    age(pair.clear)
     proxy.seconds = 3.0
     done = befall("late", at("PUT", "pending/"), partial(pair.windy.commit, draft(files(0))))
     assert [s.name for s in pair.clear.backend.list("pending")] == [done.name.pending]
@@ -271,7 +271,7 @@ def test_a_prune_gets_over_broken_requests(pair: Pair, proxy: FaultProxy) -> Non
     kept = pair.windy.commit(draft(files(0))).name
     for i in range(3):
         pair.clear.forget(pair.clear.commit(draft(files(i + 1))).name)
-    time.sleep(2)  # a store tells time in seconds: what was made in this one is young
+    age(pair.clear)
     kinds = [k for k in PASSING if k != "hang"]
     proxy.plan = Weather(3, 0.7, kinds, lambda r: r.method != "DELETE", most=1)
     done = prune(pair.windy, grace=0)
@@ -291,7 +291,7 @@ def test_a_delete_of_a_prune_that_is_not_answered_loses_nothing_that_is_needed(
     kept = pair.windy.commit(draft(files(0))).name
     for i in range(1, 4):
         pair.windy.forget(pair.windy.commit(draft(files(i))).name)
-    time.sleep(2)
+    age(pair.clear)
     kinds: list[Kind] = ["lose", "reset", "forbid", "cut_request", "late", "error_after"]
     deletes = Weather(7, 0.8, kinds, lambda r: r.method == "DELETE" and "/objects/" in r.path)
     proxy.plan = deletes

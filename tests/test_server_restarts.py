@@ -25,7 +25,7 @@ from castore_experiments.export import export
 from castore_experiments.records import Records
 from tests.conftest import _server
 from tests.drivers.experiments.small import filled, net, opened
-from tests.helpers import contents, draft, folder, noise, problems
+from tests.helpers import age, contents, draft, folder, noise, problems
 
 PATIENT = Patience(poll=0.1, margin=1.0, overdue=2.0)
 
@@ -111,7 +111,7 @@ def test_in_the_middle_of_a_prune(url: str, mortal: Mortal) -> None:
     doomed = repository.commit(draft(files(1))).name
     kept = repository.commit(draft(files(0))).name
     repository.forget(doomed)
-    threading.Event().wait(2)  # what was made in this second of the store is young
+    age(repository)
     deletes = lambda r: r.method == "DELETE" and "/objects/" in r.key  # noqa: E731
     done = mortal.tried(deletes, 5, lambda: prune(repository, grace=0, sweep=3))
     if not isinstance(done, CastoreError):

@@ -32,6 +32,7 @@ from castore_experiments import CheckpointManager
 from tests.drivers.experiments.small import filled, net, opened
 from tests.faults import Wrapped
 from tests.helpers import (
+    age,
     clocked,
     contents,
     draft,
@@ -57,6 +58,7 @@ def test_who_may_only_read_can_do_all_that_reads_and_is_told_at_a_write(
     name = owner.commit(draft(files)).name
     forgotten = owner.commit(draft({"x": b"1"})).name
     owner.forget(forgotten)
+    age(owner)
     before = raw(owner)
     seen = Repository.open(s3_url, storage_options=s3server.reader_options())
     assert list(seen.snapshots()) == [name] == [seen.resolve("latest")]
