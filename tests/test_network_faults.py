@@ -84,6 +84,7 @@ class Befall:
     def __call__(self, kind: Kind, where: Callable[[Request], bool], act: Callable[[], Any]) -> Any:
         """What ``act`` gives, or its error; the fault did happen."""
         self.proxy.plan = once = Once(kind, where)
+        self.proxy.held = True
         try:
             return act()
         except CastoreError as e:
@@ -91,6 +92,7 @@ class Befall:
         finally:
             self.proxy.plan = calm
             self.proxy.settle()
+            self.proxy.held = False
             assert once.seen, f"no request for {kind}"
 
 
@@ -154,11 +156,10 @@ def test_a_commit_gets_over_any_one_broken_write(
 
 
 def test_a_mark_that_comes_when_its_commit_has_ended_goes_with_the_next_prune(
-    pair: Pair, befall: Befall, proxy: FaultProxy
+    pair: Pair, befall: Befall
 ) -> None:
     pair.clear.forget(pair.clear.commit(draft({"gone": noise(600, 9)})).name)
     age(pair.clear)
-    proxy.seconds = 3.0
     done = befall("late", at("PUT", "pending/"), partial(pair.windy.commit, draft(files(0))))
     assert [s.name for s in pair.clear.backend.list("pending")] == [done.name.pending]
     assert problems(pair.clear) == []
@@ -461,6 +462,7 @@ def test_saves_in_a_storm(
 
 def test_what_each_fault_does(s3_url: str, through: dict[str, Any], proxy: FaultProxy) -> None:
     """To one request of a client that does not retry; and whether the server acted."""
+    proxy.held = True
     for kind in get_args(Kind):
         backend = open_backend(f"{s3_url}/{kind}", through)
         proxy.plan = Once(kind, lambda r: r.method == "PUT")

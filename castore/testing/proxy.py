@@ -147,17 +147,19 @@ class FaultProxy:
     Notes
     -----
     ``injected`` counts the faults by kind; ``log`` holds method, key and fault (or None) of each
-    request. `settle` waits until no late request is on its way any more.
+    request. `settle` waits until no late request is on its way any more; while ``held`` is set a
+    late request waits for it, however slow the rest is.
     """
 
     def __init__(self, port: int, plan: Plan = calm, seconds: float = 0.1):
         self._target, self.plan, self.seconds = port, plan, seconds
+        self.held = False
         self.injected: Counter[str] = Counter()
         self.log: list[tuple[str, str, Kind | Refusal | None]] = []
         self.port = 0
         self._late: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._end = asyncio.Event()
+        self._end, self._called = asyncio.Event(), asyncio.Event()
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="fault proxy", daemon=True)
@@ -182,7 +184,9 @@ class FaultProxy:
             asyncio.run_coroutine_threadsafe(self._settled(), self._loop).result()
 
     async def _settled(self) -> None:
+        self._called.set()
         await asyncio.gather(*self._late)
+        self._called.clear()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -238,8 +242,10 @@ class FaultProxy:
         return answer is not None and await _give(kind, request, answer, reader, writer)
 
     def _send_later(self, request: Request) -> None:
+        held = self.held
+
         async def send() -> None:
-            await asyncio.sleep(self.seconds)
+            await (self._called.wait() if held else asyncio.sleep(self.seconds))
             await self._ask(request)
 
         task = self._loop.create_task(send())
