@@ -225,7 +225,7 @@ def test_an_interrupted_walk_stops_its_threads(repository: Repository) -> None:
         seen.append(digest)
         if len(seen) == 5:
             os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)
+        time.sleep(0.1 if len(seen) > 4 else 0)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

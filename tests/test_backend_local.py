@@ -308,7 +308,7 @@ def test_overlapping_commits_do_not_starve_prune(backend: LocalBackend) -> None:
         thread.start()
     try:
         for _ in range(3):
-            with backend.lock(exclusive=True, timeout=10):
+            with backend.lock(exclusive=True, timeout=60):
                 pass
     finally:
         done.set()
@@ -336,7 +336,7 @@ def test_a_forked_child_does_not_keep_the_lock(backend: LocalBackend, end: int |
     try:
         if end:
             os.kill(holder, end)
-        with backend.lock(exclusive=True, timeout=3):
+        with backend.lock(exclusive=True, timeout=20):
             os.kill(grandchild, 0)
     finally:
         os.kill(grandchild, signal.SIGKILL)

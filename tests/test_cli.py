@@ -435,7 +435,6 @@ def test_a_reader_that_goes_away_is_no_crash(store: str, run_folder: Path) -> No
 
 def test_an_interrupt_is_130(store: str, tmp_path: Path) -> None:
     import signal
-    import time
 
     fifo = tmp_path / "wait"
     os.mkfifo(fifo)
@@ -448,8 +447,8 @@ def test_an_interrupt_is_130(store: str, tmp_path: Path) -> None:
     )
     words = [sys.executable, "-c", code, "commit", str(tmp_path), "-r", store]
     process = subprocess.Popen(words, stderr=subprocess.PIPE)
-    time.sleep(1.0)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    with fifo.open("w"):  # opens when the command has come to read it
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in said

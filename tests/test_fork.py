@@ -85,7 +85,7 @@ def test_a_child_forked_in_the_middle_of_a_commit_holds_no_lock(repository: Repo
 
     try:
         name = repository.commit(draft(FILES), progress=fork_once).name
-        with repository.backend.lock(exclusive=True, timeout=5):
+        with repository.backend.lock(exclusive=True, timeout=30):
             pass
         prune(repository, grace=0)
         assert contents(repository, name) == FILES
@@ -119,7 +119,7 @@ def test_a_lock_dies_with_the_process_that_holds_it(repository: Repository) -> N
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    with repository.backend.lock(exclusive=True, timeout=10):
+    with repository.backend.lock(exclusive=True, timeout=30):
         pass
     prune(repository, grace=0)
 
