@@ -34,6 +34,7 @@ from castore.errors import (
     RepositoryNotFoundError,
     SnapshotNotFoundError,
 )
+from castore.hints import Hints
 from castore.load import read_file, read_snapshot, read_tree
 from castore.objects import ObjectStore
 from castore.publish import (
@@ -45,7 +46,7 @@ from castore.publish import (
 )
 from castore.save import precheck, save
 from castore.snapshot import MAX_DOCUMENT, Snapshot, SnapshotName, check_namespace, parse_name
-from castore.source import BaseFile, Draft, is_within, scan
+from castore.source import Draft, is_within, scan
 from castore.tree import File, Tree
 
 CONFIG = "config.json"
@@ -307,7 +308,7 @@ class Repository:
         self._probe()
         with self.shared_lock():
             earlier = self._earlier(namespace)
-            hint = _Hints(self, draft.base)
+            hint = Hints(self.tree, draft.base)
             saved = save(self.store, draft, namespace, earlier, hint, options, progress)
             name = self.publish(saved.snapshot, saved.need, saved.heal)
         return Commit(name, saved.snapshot, saved.tree, saved.added)
@@ -436,41 +437,6 @@ class Repository:
 
     def _local_root(self) -> str | None:
         return self.url if self.backend.kind == "local" else None
-
-
-class _Hints:
-    """The base file the caller named for a path, looked up once."""
-
-    def __init__(
-        self, repository: Repository, base: str | Mapping[str, str | File | BaseFile] | None
-    ):
-        self._repository, self._base = repository, base
-        self._trees: dict[str, Tree | None] = {}
-
-    def _tree(self, snapshot: str) -> Tree | None:
-        """None where it is damaged: that costs bytes. A snapshot that is not there is an error."""
-        try:
-            return self._repository.tree(snapshot)
-        except (ObjectNotFoundError, IntegrityError, FormatError):
-            return None
-
-    def __call__(self, path: str) -> File | None:
-        text = self._base if isinstance(self._base, str | None) else self._base.get(path)
-        if isinstance(text, BaseFile):
-            return text.file
-        if text is None or isinstance(text, File):
-            return text
-        snapshot, _, at = text.partition(":")
-        if snapshot not in self._trees:
-            self._trees[snapshot] = self._tree(snapshot)
-        tree = self._trees[snapshot]
-        if tree is None:
-            return None
-        entries = tree.entries
-        found = entries.get(f"{at}/{path}" if at else path) or entries.get(at)
-        if found is None and at and not any(p.startswith(at.rstrip("/") + "/") for p in entries):
-            raise InvalidInputError(f"base {text!r}: there is no {at!r} in that snapshot")
-        return found if isinstance(found, File) else None
 
 
 def _listed(backend: Backend, folder: str, limit: int | None) -> Iterator[Stat]:

@@ -20,7 +20,7 @@ LAYERS = [
     ["backend", "cache", "document", "state"],
     ["backends", "cutters", "frame", "snapshot", "tree"],
     ["bases", "cut", "encode", "objects", "source", "tensors"],
-    ["parts", "publish", "ranges", "table", "write"],
+    ["hints", "parts", "publish", "ranges", "table", "write"],
     ["forget", "walk"],
     ["checkout", "commit", "load"],
     ["save"],
