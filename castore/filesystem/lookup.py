@@ -64,7 +64,7 @@ class Remembering(Repository):
         return self._indexed.get(document.tree, lambda: self._index(document.tree))
 
     def _index(self, digest: str) -> _Indexed:
-        tree = read_tree(self.store, digest)
+        tree = read_tree(self.store, digest, keep=False)  # kept here, with its folders
         return _Indexed(tree, folders_of(tree.entries))
 
 
