@@ -50,23 +50,33 @@ _PORTS = range(20000, 32000)  # below Linux' ephemeral range (32768+): clients d
 
 # --- small helpers -----------------------------------------------------------------
 def free_ports(n: int) -> list[int]:
-    """n distinct ports that can be bound right now (all held open while choosing)."""
-    socks: list[socket.socket] = []
-    try:
-        for port in random.sample(_PORTS, len(_PORTS)):
-            s = socket.socket()
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                s.bind((HOST, port))
-            except OSError:
-                s.close()
-                continue
-            socks.append(s)
-            if len(socks) == n:
-                return [x.getsockname()[1] for x in socks]
-    finally:
-        for s in socks:
-            s.close()
+    """n distinct ports that can be bound right now and that nobody has claimed."""
+    claims = _claim_ports(n)
+    for claim in claims:
+        claim.close()
+    return list(claims.values())
+
+
+def _claim_ports(n: int) -> dict[socket.socket, int]:
+    """n ports that no other claim gets while these sockets are open.
+
+    They are bound and do not listen: a server that reuses addresses, as all do, binds beside them,
+    and while it is down its ports are still its own. A claim itself reuses none, so it meets both.
+    """
+    claims: dict[socket.socket, int] = {}
+    for port in random.sample(_PORTS, len(_PORTS)):
+        claim = socket.socket()
+        try:
+            claim.bind((HOST, port))
+        except OSError:
+            claim.close()
+            continue
+        claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        claims[claim] = port
+        if len(claims) == n:
+            return claims
+    for claim in claims:
+        claim.close()
     raise RuntimeError(f"no {n} free ports on {HOST}")
 
 
@@ -184,6 +194,7 @@ class S3Server:
         self.start_timeout, self.stop_timeout, self.attempts = start_timeout, stop_timeout, attempts
         self.volume_size_mb = volume_size_mb
         self.ports: list[int] = []
+        self._claims: dict[socket.socket, int] = {}
         self.proc: subprocess.Popen[bytes] | None = None
         self._sockdir: str | None = None
 
@@ -325,7 +336,9 @@ class S3Server:
         fixed, err = bool(self.ports), None  # restart() keeps its ports
         for _ in range(1 if fixed else self.attempts):
             if not fixed:
-                self.ports = free_ports(1 if self.backend == "moto" else 10)
+                self._release()
+                self._claims = _claim_ports(1 if self.backend == "moto" else 10)
+                self.ports = list(self._claims.values())
             self._spawn()
             try:
                 self._wait_ready()
@@ -443,8 +456,14 @@ class S3Server:
         self._terminate()
         return self.start()
 
+    def _release(self) -> None:
+        for claim in self._claims:
+            claim.close()
+        self._claims = {}
+
     def _cleanup(self) -> None:
         _rm_sockets(self.ports)
+        self._release()
         if self._sockdir:
             shutil.rmtree(self._sockdir, ignore_errors=True)
             self._sockdir = None

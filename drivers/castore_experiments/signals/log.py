@@ -312,7 +312,8 @@ class Log:
 
     def _now(self) -> int:
         """Microseconds by the store's clock, which all writers share; rises with each call."""
-        now = int(within_second(self._repository.backend.now(), self._clock()) * 1_000_000)
+        local = self._clock()  # first: however late the answer comes, this is no later than it
+        now = int(within_second(self._repository.backend.now(), local) * 1_000_000)
         self._started = max(now, self._started + 1)
         return self._started
 

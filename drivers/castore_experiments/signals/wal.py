@@ -39,6 +39,7 @@ _MAGIC = b"CSWL"
 _FILE = re.compile(r"[0-9]{6,}\.wal")
 _WRITER = re.compile(r"[0-9a-f]{16}")
 _KINDS = ("runs", *TABLES)
+_TRIES, _TRIES_OF_FRESH = 50, 3000  # every fiftieth of a second
 
 
 class Wal:
@@ -193,18 +194,31 @@ def sync_folder(folder: Path) -> None:
 def _own(home: Path) -> WriterLock:
     """The lock of a writer's folder, made if missing.
 
-    Tried for a second: `recover` in another process may hold the new, empty folder for a moment.
+    `recover` in another process may hold the new, empty folder, and take it away: for a moment, or
+    for as long as that process is kept from running. Only a folder that was there before may be a
+    live writer's, and is tried for a second.
     """
-    for _ in range(50):
-        try:
-            home.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise BackendError(f"{home} cannot be made: {e.strerror}") from e
+    fresh, tries = False, 0
+    while tries < (_TRIES_OF_FRESH if fresh else _TRIES):
+        fresh |= _make(home)
         lock = WriterLock.take(home / "lock")
         if lock is not None:
             return lock
+        tries += 1
         time.sleep(0.02)
     raise BackendError(f"{home} belongs to a live writer: let each have its own")
+
+
+def _make(home: Path) -> bool:
+    """Whether the folder had to be made."""
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        home.mkdir()
+    except FileExistsError:
+        return False
+    except OSError as e:
+        raise BackendError(f"{home} cannot be made: {e.strerror}") from e
+    return True
 
 
 def _record(kind: str, payload: bytes) -> bytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 LOADED = ["torch.distributed.checkpoint", "torch.distributed.fsdp", "castore_dcp.writer"]
-TIMEOUT = 60
+TIMEOUT = 120
 """Seconds of the group; a rank whose peer is gone must end long before."""
 
 
@@ -48,7 +48,7 @@ class Error(str):
 
 
 def _answer(pipe: Connection) -> Any:
-    assert pipe.poll(TIMEOUT + 60), "a rank hangs"
+    assert pipe.poll(TIMEOUT + 120), "a rank hangs"
     try:
         return pipe.recv()
     except EOFError:

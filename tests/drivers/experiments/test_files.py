@@ -94,7 +94,7 @@ def test_a_store_without_conditions_is_told(
     files = RemoteFiles(backend)
     files.create("a", b"1")
     files.create("b", b"1")
-    assert len(caplog.records) == 1 and "two writers" in caplog.text
+    assert [r.name for r in caplog.records if "two writers" in r.message] == ["castore"]
 
 
 def test_a_root_in_memory() -> None:
@@ -130,7 +130,7 @@ def test_a_large_file_is_gone_at_once_and_its_room_soon(tmp_path: Path) -> None:
     files.delete("checkpoints/models/x.pt")
     assert not path.exists()
     files.delete("checkpoints/models/x.pt")  # none there is no error
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while held(path) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert held(path) == []

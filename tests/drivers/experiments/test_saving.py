@@ -188,6 +188,14 @@ def test_saves_of_several_threads_are_all_kept(tmp_path: Path) -> None:
             assert filled(manager.load_checkpoint(hash, target_step=step)) == step
 
 
+def within(thread: int, function: Any) -> bool:
+    """Whether a thread is in a function, or in what that one calls."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def test_a_wait_that_was_interrupted_forgets_no_save() -> None:
     """The save under way is waited for by the next one, though Ctrl-C ended a wait before."""
     background: Background[int] = Background()
@@ -195,18 +203,27 @@ def test_a_wait_that_was_interrupted_forgets_no_save() -> None:
 
     def slow() -> int:
         running.set()
-        assert go.wait(20)
+        assert go.wait(60)
         return 1
 
     first = background.run(slow)
-    assert running.wait(20)
+    assert running.wait(60)
     main = threading.main_thread().ident
     assert main is not None
+
+    def interrupt() -> None:
+        """Once the test is within `Background.settle`."""
+        while not within(main, Background.settle):
+            time.sleep(0.01)
+        signal.pthread_kill(main, signal.SIGINT)
+
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind nohup
+    interrupting = threading.Thread(target=interrupt, daemon=True)
     try:
-        threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt):
+            interrupting.start()
             background.settle()
+        interrupting.join()
     finally:
         signal.signal(signal.SIGINT, before)
     threading.Timer(0.1, go.set).start()
@@ -455,13 +472,13 @@ def test_rows_of_a_killed_process_are_taken_in_by_a_save(tmp_path: Path) -> None
     script = """
 import os, sys, time
 from pathlib import Path
+from castore_experiments.signals import wal
 from tests.drivers.experiments.small import started
 manager = started(sys.argv[1])
 manager.log("loss", 9.0, 7)
-files = lambda: Path(sys.argv[1], ".castore", "wal").rglob("*.wal")
-while not any(p.stat().st_size for p in files()):
+folder = Path(sys.argv[1], ".castore", "wal")
+while not any(wal.read(folder / writer).tables for writer in wal.writers(folder)):
     time.sleep(0.05)
-time.sleep(0.2)
 os._exit(1)
 """
     root = tmp_path / "exp"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,10 @@ import torch
 from castore import BackendError, InvalidInputError, Repository, SnapshotName
 from castore.backend import Backend
 from castore_experiments.signals import Curves, Log, Source, recover
+from castore_experiments.signals import wal as wal_files
 from castore_experiments.signals.batch import parse_key
+from castore_experiments.signals.lock import WriterLock
+from castore_experiments.signals.run import newest
 from tests.helpers import with_backend
 
 H = "0123456789abcdef01234567"
@@ -56,7 +61,8 @@ def refusing(repository: Repository) -> tuple[Repository, Refusing]:
 
 
 def eventually(check: Callable[[], bool]) -> bool:
-    for _ in range(500):
+    """Whether it holds within a minute at least."""
+    for _ in range(6000):
         if check():
             return True
         time.sleep(0.01)
@@ -277,8 +283,59 @@ def test_a_writer_of_another_form_is_refused(local: Repository, wal: Path) -> No
         Log(local, "exp", wal, writer=own)
 
 
+def test_a_new_folder_that_a_recovery_holds_is_waited_for(
+    local: Repository, wal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that recovers may be stopped just then; a folder that was there is a writer's."""
+    real, calls = WriterLock.take, itertools.count()
+
+    def take(path: Path) -> WriterLock | None:
+        return real(path) if next(calls) >= 500 else None
+
+    monkeypatch.setattr(WriterLock, "take", take)
+    monkeypatch.setattr(wal_files, "time", SimpleNamespace(sleep=lambda _: None))
+    with Log(local, "exp", wal, writer="0" * 15 + "1") as log:
+        log.log("loss", 1.0, 0, H)
+    assert values(local) == {0: 1.0} and next(calls) == 501
+    (wal / ("0" * 15 + "2")).mkdir()
+    calls = itertools.count()
+    with pytest.raises(BackendError, match="live writer"):
+        Log(local, "exp", wal, writer="0" * 15 + "2")
+
+
+class WholeSeconds:
+    """A store's clock that tells whole seconds, and whose answer takes ``took`` seconds."""
+
+    def __init__(self, inner: Backend, at: float):
+        self._inner, self.at, self.took = inner, at, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def now(self) -> float:
+        told = float(int(self.at))
+        self.at += self.took
+        return told
+
+
+def test_runs_of_one_second_have_an_order_however_late_an_answer_comes(
+    local: Repository, wal: Path
+) -> None:
+    backend = WholeSeconds(local.backend, 1796008300.25)
+    repository = with_backend(local, backend)
+    runs = []
+    for name, took in (("one", 0.0), ("two", 3.0)):
+        backend.took = took
+        with Log(repository, name, wal, clock=lambda: backend.at) as log:
+            backend.took = 0.0
+            runs += log.runs()
+        backend.at = 1796008300.5
+    found = newest(runs)
+    assert found is not None and found.id == runs[1].id
+
+
 def test_a_forked_child_is_told_to_open_its_own(local: Repository, wal: Path) -> None:
-    log = Log(local, "exp", wal)
+    log = Log(local, "exp", wal, interval=600, minute=600)  # its threads rest while it forks
     log.log("loss", 1.0, 0, H)
     child = os.fork()
     if not child:
