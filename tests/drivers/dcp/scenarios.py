@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import _async_process_executor
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -21,6 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from castore import Repository
 from castore.testing.faulty import Call, FaultyBackend
+from castore.testing.s3server import free_ports
 from castore_dcp import CastoreReader, CastoreWriter
 from tests.drivers.dcp.states import BIG, model, saved, trained
 from tests.helpers import with_backend
@@ -125,8 +127,12 @@ def save_first(rank: int, world: int, url: str) -> bytes:
 
 
 def save_in_a_process(rank: int, world: int, url: str, steps: list[int]) -> bytes:
-    """Saves by torch's background process, one for each rank."""
+    """Saves by torch's background process, one for each rank.
+
+    torch picks a port seconds before it listens there: not one that a connection may be given.
+    """
     os.environ["MASTER_ADDR"] = "127.0.0.1"
+    _async_process_executor.get_free_port = lambda: free_ports(1)[0]
     mesh = init_device_mesh("cpu", (world,))
     made = {"w": distribute_tensor(torch.arange(2.0 * BIG), mesh, [Shard(0)]), "n": 3}
     writer = CastoreWriter(url, "train")
