@@ -5,11 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import stat as st
 import struct
+import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -76,6 +81,35 @@ def age(repository: Repository) -> None:
     now = backend.now()
     while backend.now() <= now:
         time.sleep(0.05)
+
+
+@contextmanager
+def interrupted(function: FunctionType) -> Iterator[None]:
+    """Ctrl-C comes once the main thread is in ``function``, or in what that one calls."""
+    main, given_up = threading.main_thread().ident, threading.Event()
+    assert main is not None
+
+    def within() -> bool:
+        frame = sys._current_frames().get(main)
+        while frame is not None and frame.f_code is not function.__code__:
+            frame = frame.f_back
+        return frame is not None
+
+    def interrupt() -> None:
+        while not given_up.wait(0.01):
+            if within():
+                signal.pthread_kill(main, signal.SIGINT)
+                return
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind nohup
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        yield
+    finally:
+        given_up.set()
+        thread.join()
+        signal.signal(signal.SIGINT, before)
 
 
 # -- content

@@ -110,9 +110,12 @@ class Journal:
 
     def settle(self) -> None:
         """Wait for what is under way and raise what it met."""
-        under_way, self._under_way = self._under_way, None
+        under_way = self._under_way
         if under_way is not None:
-            under_way.result()
+            error = under_way.exception()
+            self._under_way = None  # only now: Ctrl-C may have ended a wait before
+            if error is not None:
+                raise error
 
     def close(self) -> None:
         """`settle`, and let the worker go."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import io
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -34,6 +33,7 @@ from castore_experiments.records import Records
 from tests.drivers.experiments.places import KINDS, place, run_all
 from tests.drivers.experiments.small import Said, filled, net, opened, read, started
 from tests.drivers.experiments.training import Net, samples
+from tests.helpers import interrupted
 
 
 @pytest.fixture(params=KINDS)
@@ -188,14 +188,6 @@ def test_saves_of_several_threads_are_all_kept(tmp_path: Path) -> None:
             assert filled(manager.load_checkpoint(hash, target_step=step)) == step
 
 
-def within(thread: int, function: Any) -> bool:
-    """Whether a thread is in a function, or in what that one calls."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None and frame.f_code is not function.__code__:
-        frame = frame.f_back
-    return frame is not None
-
-
 def test_a_wait_that_was_interrupted_forgets_no_save() -> None:
     """The save under way is waited for by the next one, though Ctrl-C ended a wait before."""
     background: Background[int] = Background()
@@ -208,24 +200,8 @@ def test_a_wait_that_was_interrupted_forgets_no_save() -> None:
 
     first = background.run(slow)
     assert running.wait(60)
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def interrupt() -> None:
-        """Once the test is within `Background.settle`."""
-        while not within(main, Background.settle):
-            time.sleep(0.01)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind nohup
-    interrupting = threading.Thread(target=interrupt, daemon=True)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            interrupting.start()
-            background.settle()
-        interrupting.join()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with interrupted(Background.settle), pytest.raises(KeyboardInterrupt):
+        background.settle()
     threading.Timer(0.1, go.set).start()
     second = background.run(lambda: int(first.done()))
     assert second.result() == 1

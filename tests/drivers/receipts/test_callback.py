@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 from castore import AlreadyExistsError, InvalidInputError, ReceiptMismatchError
 from castore_receipts import verify_all, verify_receipt
 from castore_receipts.arrays import read_safetensors
+from castore_receipts.destination import Destination
 from castore_receipts.gates import Gate
+from castore_receipts.journal import Journal
 from castore_receipts.policy import Adapter
 from castore_receipts.replaying import replay
 from castore_receipts.traces import read_npz
 from tests.drivers.receipts import runs
+from tests.helpers import interrupted
 
 ROOT = Path(__file__).parents[3]
 
@@ -371,6 +375,30 @@ def test_a_crash_leaves_no_receipt_and_the_next_start_finishes_the_folder(
     found = list(verify_all([to]))
     assert [r.receipt["step"] for r in found] == [20, 40, 60]
     assert all(r.sound for r in found)
+
+
+class _Refused(Journal):
+    """Cannot publish, and only says so when it is told to go on."""
+
+    def __init__(self, place: Destination):
+        super().__init__(place, gates=(), key=None, materialize=False, background=True, log=None)
+        self.go = threading.Event()
+
+    def _checkpoint(self, measured: Any) -> None:
+        assert self.go.wait(60)
+        raise AlreadyExistsError("a receipt of that step is there")
+
+
+def test_a_wait_that_was_interrupted_forgets_no_failure(tmp_path: Path) -> None:
+    """Ctrl-C ends the wait for a receipt under way; what that one met is raised by the next."""
+    journal = _Refused(Destination.open(str(tmp_path / "run"), None, None, None))
+    journal.submit(None)  # type: ignore[arg-type]
+    with interrupted(Journal.settle), pytest.raises(KeyboardInterrupt):
+        journal.settle()
+    journal.go.set()
+    with pytest.raises(AlreadyExistsError, match="of that step"):
+        journal.close()
+    journal.settle()
 
 
 def test_a_failure_to_publish_in_the_background_is_met_at_the_next_checkpoint(
