@@ -32,7 +32,7 @@ def storms(seconds: float, seed: int, rate: float) -> None:
     verified = requests = 0
     end = time.monotonic() + seconds
     with S3Server(bucket="test") as server:
-        options = {**server.fsspec_options(), "config_kwargs": {"read_timeout": 1}}
+        options = server.fsspec_options()
         while time.monotonic() < end:
             seed += 1
             with FaultProxy(server.ports[0]) as proxy, TemporaryDirectory() as folder:

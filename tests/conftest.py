@@ -8,8 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from castore.testing.s3server import S3Server, S3ServerError
+
+# A machine that is busy is slow at any moment: no example has to be done within a time.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def _server(backend: str) -> Iterator[S3Server]:

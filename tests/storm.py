@@ -39,8 +39,8 @@ class Storm:
     ----------
     url : str
         An empty place on the server.
-    direct, through : dict
-        Storage options that lead to the server itself and through the proxy.
+    direct : dict
+        Storage options that lead to the server itself.
     tmp_path : Path
         For local repositories and checkouts.
 
@@ -63,7 +63,9 @@ class Storm:
         self.proxy, self.weather = proxy, weather
         made = Repository.init(url, storage_options=direct)
         self.clear = Repository(made.backend, made.id, QUICK)
-        seen = Repository.open(url, storage_options={**direct, "endpoint_url": proxy.url})
+        soon = {"read_timeout": 1}  # where no answer comes
+        through = {**direct, "endpoint_url": proxy.url, "config_kwargs": soon}
+        seen = Repository.open(url, storage_options=through)
         self.windy = Repository(seen.backend, seen.id, QUICK)
         self.mirror = Repository.init(tmp_path / "mirror")
         self.other = Repository.init(tmp_path / "other")
@@ -179,7 +181,7 @@ class Storm:
         result = self.tried("prune", lambda r: prune(r, grace=0, sweep=SWEEP))
         assert set(self.listed()) == set(self.held)
         if isinstance(result, CastoreError) or result.failed:
-            assert not prune(self.windy, grace=0).failed
+            assert not prune(self.clear, grace=0).failed
         self.clean()
 
     def copy_down(self) -> None:

@@ -300,7 +300,7 @@ def test_overlapping_commits_do_not_starve_prune(backend: LocalBackend) -> None:
 
     def commits() -> None:
         while not done.is_set():
-            with backend.lock(exclusive=False, timeout=30):
+            with backend.lock(exclusive=False, timeout=60):
                 time.sleep(0.03)
 
     threads = [threading.Thread(target=commits) for _ in range(6)]
@@ -321,22 +321,22 @@ def test_a_forked_child_does_not_keep_the_lock(backend: LocalBackend, end: int |
     read, write = os.pipe()
     holder = os.fork()
     if holder == 0:
-        lock = backend.lock(exclusive=True, timeout=5)
+        lock = backend.lock(exclusive=True, timeout=60)
         lock.__enter__()
         grandchild = os.fork()
         if grandchild == 0:
-            time.sleep(30)
+            time.sleep(600)
             os._exit(0)
         os.write(write, str(grandchild).encode() + b"\n")
         if end is None:
             lock.__exit__(None, None, None)
-        time.sleep(30)
+        time.sleep(600)
         os._exit(0)
     grandchild = int(os.read(read, 100))
     try:
         if end:
             os.kill(holder, end)
-        with backend.lock(exclusive=True, timeout=20):
+        with backend.lock(exclusive=True, timeout=60):
             os.kill(grandchild, 0)
     finally:
         os.kill(grandchild, signal.SIGKILL)

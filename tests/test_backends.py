@@ -85,7 +85,7 @@ class S3Tests(BackendTests):
 
     def request(self, method: str, name: str, body: bytes = b"") -> bytes:
         path = f"/test/{self.root}/{name}"
-        status, _, answer = self.server.request(method, path, body, timeout=30)
+        status, _, answer = self.server.request(method, path, body)
         assert status in (200, 204), (status, answer)
         return answer
 

@@ -14,7 +14,7 @@ def test_a_child_that_is_forked_while_a_thread_holds_the_cache_begins_anew() -> 
     with cache._lock:
         child = os.fork()
         if child == 0:
-            signal.alarm(20)
+            signal.alarm(120)
             found = cache.get("a", lambda: b"child's")
             os._exit(0 if (found, cache.weight) == (b"child's", 7) else 1)
     assert os.waitpid(child, 0)[1] == 0

@@ -278,7 +278,6 @@ def test_damage_is_11(store: str, run_folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.timeout(120)
 def test_unreachable_is_13_and_never_empty() -> None:
     pytest.importorskip("s3fs")
     env: dict[str, str | None] = {

@@ -9,7 +9,6 @@ import json
 import pickle
 import random
 import struct
-import time
 import tracemalloc
 import zipfile
 import zlib
@@ -382,7 +381,8 @@ def test_zip64_of_five_gib() -> None:
     assert [p.small for p in pieces] == [True, *[False] * 321, True]
 
 
-# -- hostile files: cut by size, in little memory, in little time
+# -- hostile files: cut by size, in little memory; work that grew with their square would not end
+# within the time that a test may take
 
 
 class Bomb:
@@ -392,11 +392,9 @@ class Bomb:
         return (pytest.fail, ("a pickle was run",))
 
 
-def hostile(data: bytes, allowance: int = 4 * MIB, seconds: float = 2.0) -> list[Piece]:
+def hostile(data: bytes, allowance: int = 4 * MIB) -> list[Piece]:
     """Cut; no more memory than the file's headers, read once, and ``allowance``."""
-    began = time.process_time()
     pieces = cut_bytes(data)
-    assert time.process_time() - began < seconds
     tracemalloc.start()
     try:
         cut("hostile", len(data), lambda a, b: data[a:b])
@@ -407,8 +405,8 @@ def hostile(data: bytes, allowance: int = 4 * MIB, seconds: float = 2.0) -> list
     return pieces
 
 
-def refused(data: bytes, allowance: int = 4 * MIB, seconds: float = 2.0) -> None:
-    assert hostile(data, allowance, seconds) == fixed(len(data))
+def refused(data: bytes, allowance: int = 4 * MIB) -> None:
+    assert hostile(data, allowance) == fixed(len(data))
 
 
 E100K = entry(0, 100_000)
@@ -515,7 +513,7 @@ HEADERS = {
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
 def test_long_headers_cost_no_more_than_themselves(header: bytes) -> None:
     copies = 3 if b"\\" in header else 1
-    refused(as_safetensors(header, 100_000), copies * len(header) + 4 * MIB, seconds=6)
+    refused(as_safetensors(header, 100_000), copies * len(header) + 4 * MIB)
 
 
 def test_too_many_tensors() -> None:
@@ -523,13 +521,12 @@ def test_too_many_tensors() -> None:
     refused(as_safetensors(header, 100_000), len(header) + 4 * MIB)
 
 
-def test_many_tensors_are_fast() -> None:
+def test_many_tensors_are_not_compared_with_each_other() -> None:
     header = {f"layers.{i}.weight": entry(64 * i, 64 * i + 64) for i in range(100_000)}
     header["w"] = entry(6_400_000, 6_500_000)
     data = as_safetensors(header, 6_500_000)
-    began = time.process_time()
-    assert cut_bytes(data)[-1].stop - cut_bytes(data)[-1].start == 100_000
-    assert time.process_time() - began < 6  # three times; 0.35 s each where it was measured
+    last = cut_bytes(data)[-1]  # comparing each with each would take longer than a test may
+    assert last.stop - last.start == 100_000
 
 
 STORED = as_zip({"a": b"x" * SMALL, "b": b"y" * 100, "c": b"z" * SMALL})
@@ -694,7 +691,7 @@ PICKLES = {
 @pytest.mark.parametrize("data", PICKLES.values(), ids=PICKLES)
 def test_hostile_pickles_only_lose_the_width(data: bytes) -> None:
     archive = as_zip({"data.pkl": data, "data/0": b"x" * SMALL})
-    pieces = hostile(archive, len(data) * 3 + 5 * MIB, seconds=8)
+    pieces = hostile(archive, len(data) * 3 + 5 * MIB)
     assert [p for p in pieces if p.stop - p.start == SMALL] != []
     assert all(p.width == 0 for p in pieces)
 

@@ -29,7 +29,7 @@ def test_example_runs(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     if example.name.startswith(FRESH):
         paths = os.pathsep.join([str(ROOT), str(ROOT / "drivers")])
         env = {**os.environ, "PYTHONPATH": paths}
-        subprocess.run([sys.executable, str(example)], check=True, env=env, timeout=120)
+        subprocess.run([sys.executable, str(example)], check=True, env=env, timeout=280)
     else:
         runpy.run_path(str(example), run_name="__main__")
     left = [n for n in os.listdir(tmp_path) if n != "state"]

@@ -111,7 +111,7 @@ def test_s31_what_another_process_writes_is_seen_within_one_call(
         s3_url,
         version,
     )
-    assert other.wait(60) == 0
+    assert other.wait(120) == 0
     assert len(list(mine.snapshots("a"))) == 2
     assert mine.namespaces() == ["a", "b"]
     assert mine.read("a@latest", "m") == b"longer" * 100_000
@@ -158,7 +158,14 @@ def test_s32_a_writer_killed_while_it_uploads_leaves_missing_never_short(
     repository = Repository.init(s3_url)
     path = tmp_path / "m.bin"
     path.write_bytes(noise(150 << 20))
-    writer = elsewhere("Repository.open(sys.argv[1]).commit([sys.argv[2]])", s3_url, str(path))
+    writer = elsewhere(
+        "import itertools, time\n"
+        "pieces = itertools.count()\n"
+        "stop = lambda _: next(pieces) == 4 and time.sleep(600)\n"  # it waits to be killed
+        "Repository.open(sys.argv[1]).commit([sys.argv[2]], progress=stop)",
+        s3_url,
+        str(path),
+    )
     while not list(repository.backend.list("objects", limit=1)):
         assert writer.poll() is None, "it finished before it could be killed"
         time.sleep(0.01)
@@ -188,7 +195,6 @@ class Samples:
         return self.repository.read("latest", "m")[i]
 
 
-@pytest.mark.timeout(120)
 def test_s33_an_opened_repository_works_in_forked_workers_and_in_a_running_loop(
     s3_url: str, s3_env: dict[str, str]
 ) -> None:
@@ -200,12 +206,12 @@ def test_s33_an_opened_repository_works_in_forked_workers_and_in_a_running_loop(
     assert read_m(repository) == b"abcd"  # the loop thread runs before the fork
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(2, mp_context=fork) as pool:
-        assert list(pool.map(read_m, [repository] * 4, timeout=60)) == [b"abcd"] * 4
+        assert list(pool.map(read_m, [repository] * 4, timeout=120)) == [b"abcd"] * 4
     loader: Any = DataLoader(
         Samples(repository),  # type: ignore[arg-type]
         num_workers=2,
         multiprocessing_context="fork",
-        timeout=60,
+        timeout=120,
     )
     assert sorted(int(x) for x in loader) == sorted(b"abcd")
 
@@ -398,7 +404,7 @@ def test_fs2_on_a_network_file_system_prune_wants_to_hear_that_nobody_writes(
 ) -> None:
     repository = new_repository("local", tmp_path)
     repository.forget(repository.commit(draft({"m": b"1"})).name)
-    assert caplog.messages == []
+    assert _said(caplog) == []
     real = os.path.realpath(tmp_path).replace(" ", r"\040")
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
@@ -412,10 +418,15 @@ def test_fs2_on_a_network_file_system_prune_wants_to_hear_that_nobody_writes(
     with caplog.at_level(logging.WARNING), pytest.raises(BackendError, match="--offline"):
         prune(Repository.open(repository.url), grace=0)
     assert raw(repository) == before
-    [said] = caplog.messages
+    [said] = _said(caplog)
     assert "one process at a time" in said
     assert prune(Repository.open(repository.url), grace=0, offline=True).objects == 2
     assert LocalBackend(str(tmp_path / "store-of-another")).probe()
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """By castore: other tests' servers and clients may still talk."""
+    return [r.getMessage() for r in caplog.records if r.name.partition(".")[0] == "castore"]
 
 
 @root_only
@@ -487,18 +498,18 @@ def test_gc2_a_prune_waits_for_a_local_commit_that_stands_still(tmp_path: Path) 
     def before(call: Call) -> None:
         if call.method == "create" and call.name.startswith("snapshots/"):
             frozen.set()
-            assert go_on.wait(30)
+            assert go_on.wait(60)
 
     writer = with_backend(repository, FaultyBackend(repository.backend, hook=before))
     with ThreadPoolExecutor(2) as pool:
         commit = pool.submit(writer.commit, draft({"m": orphan, "n": noise(1000, 1)}))
-        assert frozen.wait(30)
+        assert frozen.wait(60)
         pruner = pool.submit(prune, Repository.open(repository.url), grace=0)
         time.sleep(0.3)
         waits = not pruner.done()
         go_on.set()
-        name = commit.result(30).name
-        pruner.result(30)
+        name = commit.result(60).name
+        pruner.result(60)
     assert waits
     assert repository.read(name, "m") == orphan
     assert problems(repository) == []
@@ -620,7 +631,7 @@ def test_ux1_a_slow_store_is_waited_for_in_parallel(tmp_path: Path) -> None:
             arrived.append(call.name)
             if len(arrived) > 1:
                 second.set()
-            assert second.wait(30)
+            assert second.wait(60)
 
     slow = FaultyBackend(repository.backend, hook=before)
     slow.parallel = 16

@@ -732,7 +732,7 @@ def test_a_failed_make_is_tried_again_and_an_interrupted_one_by_who_waits() -> N
 
     def interrupted() -> int:
         under_way.set()
-        waiting.wait(20)
+        waiting.wait(60)
         raise KeyboardInterrupt
 
     def first() -> None:
@@ -741,11 +741,11 @@ def test_a_failed_make_is_tried_again_and_an_interrupted_one_by_who_waits() -> N
 
     with ThreadPoolExecutor(2) as pool:
         one = pool.submit(first)
-        under_way.wait(20)
+        under_way.wait(60)
         two = pool.submit(cache.get, "other", lambda: 5)
         waiting.set()
-        one.result(20)
-        assert two.result(20) == 5
+        one.result(60)
+        assert two.result(60) == 5
     assert cache.weight == 8
     assert cache.get("large", lambda: 11) == 11 and cache.weight == 11
 

@@ -85,7 +85,7 @@ def test_a_child_forked_in_the_middle_of_a_commit_holds_no_lock(repository: Repo
 
     try:
         name = repository.commit(draft(FILES), progress=fork_once).name
-        with repository.backend.lock(exclusive=True, timeout=30):
+        with repository.backend.lock(exclusive=True, timeout=60):
             pass
         prune(repository, grace=0)
         assert contents(repository, name) == FILES
@@ -108,7 +108,7 @@ def test_a_lock_dies_with_the_process_that_holds_it(repository: Repository) -> N
     ready = context.Event()
     process = context.Process(target=hold_and_wait, args=(repository, ready))
     process.start()
-    assert ready.wait(30)
+    assert ready.wait(60)
     with (
         pytest.raises(BackendError, match=f"process {process.pid}"),
         repository.backend.lock(exclusive=True, timeout=0.1),
@@ -119,7 +119,7 @@ def test_a_lock_dies_with_the_process_that_holds_it(repository: Repository) -> N
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    with repository.backend.lock(exclusive=True, timeout=30):
+    with repository.backend.lock(exclusive=True, timeout=60):
         pass
     prune(repository, grace=0)
 

@@ -180,7 +180,7 @@ def test_a_writer_stopped_before_a_step_loses_nothing(kind: str, url: str) -> No
         garbage(opened(url), {"old": old, "other": noise(500, at)})
         age(opened(url))
         with child(partial(commit_stopping, url, at, content)) as writer:
-            if not writer.wait(30, stopped=True):
+            if not writer.wait(60, stopped=True):
                 continue
             with child(swept(url)) as pruner:
                 pruner.wait(0.2 if kind == "local" else 8)
@@ -211,12 +211,12 @@ def test_a_prune_stopped_past_its_end_deletes_nothing_more(kind: str, url: str) 
             return delete(names, expires)
 
         setattr(inner, "delete_many", stops)  # noqa: B010
-        return prune(repository, grace=0.0, sweep=2.0)
+        return prune(repository, grace=0.0, sweep=6.0)
 
     with child(stop_at_delete) as pruner:
-        assert pruner.wait(30, stopped=True)
+        assert pruner.wait(60, stopped=True)
         with child(lambda: opened(url).commit(files(content))) as writer:
-            assert writer.wait(0.3 if kind == "local" else 30) == (kind == "s3")
+            assert writer.wait(0.3 if kind == "local" else 60) == (kind == "s3")
             pruner.go_on()
             assert pruner.ended and writer.ended
     assert contents(opened(url), "latest") == content
@@ -287,6 +287,7 @@ class Deaf(ThreadingHTTPServer):
     """A store before which somebody takes every ``If-*`` away: signed again, as proxies do."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, server: S3Server):
         super().__init__(("127.0.0.1", 0), _DeafHandler)

@@ -5,6 +5,7 @@ Each test breaks chosen requests in the proxy, where the server may have acted o
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -46,8 +47,8 @@ def proxy(s3server: S3Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def direct(s3server: S3Server) -> dict[str, Any]:
-    """Options that lead to the server; a client that gives up soon."""
-    return {**s3server.fsspec_options(), "config_kwargs": {"read_timeout": 0.5}}
+    """Options that lead to the server."""
+    return s3server.fsspec_options()
 
 
 @pytest.fixture
@@ -55,14 +56,26 @@ def through(direct: dict[str, Any], proxy: FaultProxy) -> dict[str, Any]:
     return {**direct, "endpoint_url": proxy.url}
 
 
+HASTY = {"config_kwargs": {"read_timeout": 1}}
+"""Of a client that soon gives up where no answer comes; others must not, on a slow machine."""
+
+
 class Pair:
     """One repository, seen through the proxy and directly."""
 
     def __init__(self, url: str, direct: dict[str, Any], through: dict[str, Any]):
         self.clear = Repository.init(url, storage_options=direct)
-        seen = Repository.open(url, storage_options=through)
-        self.windy = Repository(seen.backend, seen.id, QUICK)
+        self.windy = self._opened(url, through)
+        self.hasty = self._opened(url, {**through, **HASTY})
         assert self.windy.many_writers
+
+    def _opened(self, url: str, options: dict[str, Any]) -> Repository:
+        seen = Repository.open(url, storage_options=options)
+        return Repository(seen.backend, seen.id, QUICK)
+
+    def against(self, kind: Kind) -> Repository:
+        """Through the proxy, by a client fit for this fault."""
+        return self.hasty if kind == "hang" else self.windy
 
 
 @pytest.fixture
@@ -142,7 +155,8 @@ def test_a_commit_gets_over_any_one_broken_write(
     late: set[str] = set()
     for i, kind in enumerate(kinds):
         start = len(proxy.log)
-        done = befall(kind, at("PUT", folder), partial(pair.windy.commit, draft(files(i))))
+        commit = partial(pair.against(kind).commit, draft(files(i)))
+        done = befall(kind, at("PUT", folder), commit)
         assert not isinstance(done, CastoreError), kind
         kept[done.name] = files(i)
         late |= {done.name.pending} if kind == "late" else set()
@@ -163,7 +177,7 @@ def test_a_mark_that_comes_when_its_commit_has_ended_goes_with_the_next_prune(
     done = befall("late", at("PUT", "pending/"), partial(pair.windy.commit, draft(files(0))))
     assert [s.name for s in pair.clear.backend.list("pending")] == [done.name.pending]
     assert problems(pair.clear) == []
-    assert prune(pair.windy, grace=0, sweep=5).objects > 0
+    assert prune(pair.windy, grace=0, sweep=60).objects > 0
     assert list(pair.clear.backend.list("pending")) == []
     assert {n: contents(pair.clear, n) for n in pair.clear.snapshots()} == {done.name: files(0)}
 
@@ -173,7 +187,7 @@ def test_a_commit_gets_over_any_one_broken_read(pair: Pair, befall: Befall) -> N
     wheres = [_listing, at("GET", PRUNE), at("GET", "objects/")]
     for i, kind in enumerate(BROKEN_READS):
         where = wheres[i % 3]
-        done = befall(kind, where, partial(pair.windy.commit, draft(files(i + 1))))
+        done = befall(kind, where, partial(pair.against(kind).commit, draft(files(i + 1))))
         assert contents(pair.clear, done.name) == files(i + 1), kind
     assert problems(pair.clear) == []
 
@@ -274,7 +288,9 @@ def test_a_prune_gets_over_broken_requests(pair: Pair, proxy: FaultProxy) -> Non
         pair.clear.forget(pair.clear.commit(draft(files(i + 1))).name)
     age(pair.clear)
     kinds = [k for k in PASSING if k != "hang"]
-    proxy.plan = Weather(3, 0.7, kinds, lambda r: r.method != "DELETE", most=1)
+    # A late announcement that came before the one that is sent instead would be waited out.
+    proxy.held = True
+    proxy.plan = Weather(3, 1.0, kinds, lambda r: r.method != "DELETE", most=1)
     done = prune(pair.windy, grace=0)
     proxy.plan = calm
     proxy.settle()
@@ -296,7 +312,7 @@ def test_a_delete_of_a_prune_that_is_not_answered_loses_nothing_that_is_needed(
     kinds: list[Kind] = ["lose", "reset", "forbid", "cut_request", "late", "error_after"]
     deletes = Weather(7, 0.8, kinds, lambda r: r.method == "DELETE" and "/objects/" in r.path)
     proxy.plan = deletes
-    report = prune(pair.windy, grace=0, sweep=5)
+    report = prune(pair.windy, grace=0, sweep=8)
     proxy.plan = calm
     assert len(report.failed) >= sum(proxy.injected.values()) >= 1
     for i in range(1, 4):  # needs what was to be deleted
@@ -339,15 +355,16 @@ def test_check_and_checkout_are_right_or_say_so(pair: Pair, befall: Befall, tmp_
 
 
 def _read(kind: Kind, name: SnapshotName, pair: Pair, befall: Befall, out: Path) -> None:
+    seen = pair.against(kind)
     for where in (at("GET", "objects/"), at("GET", "snapshots/"), _listing):
-        found = befall(kind, where, lambda: problems(pair.windy))
+        found = befall(kind, where, lambda: problems(seen))
         if kind != "forbid":
             assert found == []
         elif isinstance(found, CastoreError):
             assert "no permission" in str(found)
         else:
             assert [p.kind for p in found] == ["unreadable"]
-    done = befall(kind, at("GET", "objects/"), lambda: pair.windy.checkout(name, out))
+    done = befall(kind, at("GET", "objects/"), lambda: seen.checkout(name, out))
     assert isinstance(done, BackendError) == (kind == "forbid")
     assert out.exists() == (kind != "forbid")
 
@@ -436,7 +453,7 @@ def test_saves_in_a_storm(
     told: Counter[str] = Counter()
     kinds = [k for k in PASSING if k != "hang"]
     with opened(root, storage_options=through) as manager:
-        for i in range(3):
+        for i in itertools.count():  # three, and more where chance was kind
             manager.watch(model=net(fill=float(i)), hyperparameters={"lr": float(i)})
             manager.log("loss", 1.0 / (i + 1), i)
             proxy.plan = Weather(i, 0.12, [*kinds, *kinds, "forbid"])
@@ -452,7 +469,8 @@ def test_saves_in_a_storm(
                 proxy.plan = calm
                 proxy.settle()
             saved.append(manager.current_exp_hash)
-    assert sum(proxy.injected.values()) >= 8
+            if i >= 2 and sum(proxy.injected.values()) >= 8:
+                break
     assert set(told) <= {"BackendError", "UnansweredError"}
     _whole(root, direct, saved)
 
@@ -464,7 +482,7 @@ def test_what_each_fault_does(s3_url: str, through: dict[str, Any], proxy: Fault
     """To one request of a client that does not retry; and whether the server acted."""
     proxy.held = True
     for kind in get_args(Kind):
-        backend = open_backend(f"{s3_url}/{kind}", through)
+        backend = open_backend(f"{s3_url}/{kind}", through | (HASTY if kind == "hang" else {}))
         proxy.plan = Once(kind, lambda r: r.method == "PUT")
         if kind == "delay":
             backend.create("a", b"12")

@@ -22,7 +22,6 @@ def mortal() -> Iterator[S3Server]:
     yield from _server("seaweedfs")
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("moment", ["objects/", "pending/", "snapshots/"])
 def test_a_commit_whose_server_is_killed_fails_and_loses_nothing(
     moment: str, mortal: S3Server, tmp_path: Path

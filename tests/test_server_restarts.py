@@ -113,7 +113,7 @@ def test_in_the_middle_of_a_prune(url: str, mortal: Mortal) -> None:
     repository.forget(doomed)
     age(repository)
     deletes = lambda r: r.method == "DELETE" and "/objects/" in r.key  # noqa: E731
-    done = mortal.tried(deletes, 5, lambda: prune(repository, grace=0, sweep=3))
+    done = mortal.tried(deletes, 5, lambda: prune(repository, grace=0, sweep=8))
     if not isinstance(done, CastoreError):
         assert len(done.failed) >= 1
     assert contents(repository, kept) == files(0)

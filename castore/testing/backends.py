@@ -341,9 +341,10 @@ class BackendTests:
     # -- the rest
 
     def test_now(self, backend: Backend) -> None:
-        first = backend.now()
+        began, first = time.monotonic(), backend.now()
         time.sleep(1.1)
-        assert 0.1 <= backend.now() - first < 30
+        passed = backend.now() - first
+        assert 0.1 <= passed <= time.monotonic() - began + 2  # in seconds, whole ones on S3
 
     def test_probe_leaves_nothing(self, backend: Backend) -> None:
         assert backend.probe() is True
@@ -469,7 +470,7 @@ def _at_once(n: int, work: Callable[[int], T]) -> list[T]:
     barrier = Barrier(n)
 
     def one(i: int) -> T:
-        barrier.wait(30)
+        barrier.wait(60)
         return work(i)
 
     with ThreadPoolExecutor(n) as pool:

@@ -258,7 +258,7 @@ class S3Server:
         path: str,
         body: bytes = b"",
         headers: dict[str, str] | None = None,
-        timeout: float = 5.0,
+        timeout: float = 60.0,
     ) -> tuple[int, dict[str, str], bytes]:
         """One signed request: status, headers (lower-case names), body."""
         return signed_request(
@@ -409,9 +409,8 @@ class S3Server:
                 raise S3ServerError(f"exited with {rc}")
             method, path, ok = todo[0]
             try:
-                status, _, body = self.request(
-                    method, path, b"ready" if path == probe and method == "PUT" else b""
-                )
+                sent = b"ready" if path == probe and method == "PUT" else b""
+                status, _, body = self.request(method, path, sent, timeout=5.0)
             except (OSError, http.client.HTTPException) as e:
                 last = repr(e)
             else:

@@ -7,9 +7,11 @@ up for an unpickler.
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import sys
+import threading
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -38,21 +40,27 @@ def bound(data: bytes) -> int:
 class Guard:
     """Watches a process for what no reader does. Installed for good, heeded only within ``with``.
 
-    Python has no way to take an audit hook back.
+    Python has no way to take an audit hook back. Other threads are not heeded, nor what the garbage
+    collector brings to its end just then: what an earlier test left may go by removing a folder.
     """
 
     def __init__(self) -> None:
-        self._armed = False
+        self._armed = self._collecting = False
+        self._thread = 0
+        gc.callbacks.append(self._collects)
         sys.addaudithook(self._heed)
 
+    def _collects(self, phase: str, _: object) -> None:
+        self._collecting = phase == "start"
+
     def __enter__(self) -> None:
-        self._armed = True
+        self._armed, self._thread = True, threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
         self._armed = False
 
     def _heed(self, event: str, args: tuple[Any, ...]) -> None:
-        if not self._armed:
+        if not self._armed or self._collecting or threading.get_ident() != self._thread:
             return
         if event in _FORBIDDEN or (event == "open" and _is_write(args)):
             self._armed = False
