@@ -115,7 +115,7 @@ class Child:
 
     @property
     def ended(self) -> bool:
-        return self.wait(60) and self.status == 0
+        return self.wait(120) and self.status == 0
 
     def kill(self) -> None:
         if self.status is None:

@@ -451,7 +451,7 @@ class BackendTests:
         backend.create("from/parent-2", b"p")
         codes = []
         for child in children:
-            child.join(60)
+            child.join(120)
             codes.append(child.exitcode)
             if child.is_alive():
                 child.kill()

@@ -198,10 +198,11 @@ class FaultProxy:
         self._ready.set()
         await self._end.wait()
         server.close()
-        tasks = self._tasks | self._late
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+        while tasks := self._tasks | self._late:  # one may have been accepted just now
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = self._loop.create_task(self._serve(reader, writer))
