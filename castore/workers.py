@@ -47,6 +47,12 @@ ELSEWHERE = (
 _UNKNOWN = 32  # workers, where an executor does not tell
 
 
+def _dask_client(executor: Executor) -> Any:
+    """The client behind a Dask executor; None for another."""
+    client = getattr(executor, "_client", None)
+    return client if hasattr(client, "nthreads") else None
+
+
 def workers_of(executor: Executor | None) -> int:
     """How many jobs the executor does at once; 32 where it does not tell, 1 without one.
 
@@ -54,8 +60,8 @@ def workers_of(executor: Executor | None) -> int:
     """
     if executor is None:
         return 1
-    client = getattr(executor, "_client", None)
-    if client is not None and hasattr(client, "nthreads"):
+    client = _dask_client(executor)
+    if client is not None:
         found: object = sum(client.nthreads().values())
     else:
         found = getattr(executor, "_max_workers", None)
@@ -98,12 +104,14 @@ class _Job(Generic[T]):
 
     def __init__(self, executor: Executor, work: Callable[..., T], arguments: tuple[Any, ...]):
         self._executor, self._work, self._arguments = executor, work, arguments
+        # Dask takes equal jobs for one, and would give what it saw for another caller.
+        self._each = {} if _dask_client(executor) is None else {"pure": False}
         self._future: Future[T] | None = None
         self._submit()
 
     def _submit(self) -> None:
         try:
-            self._future = self._executor.submit(self._work, *self._arguments)
+            self._future = self._executor.submit(self._work, *self._arguments, **self._each)
         except BrokenExecutor:  # `result` hands it over again
             self._future = None
 

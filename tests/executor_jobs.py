@@ -1,9 +1,10 @@
-"""Jobs that kill their worker. A module of its own, since each new worker imports it."""
+"""Jobs for workers. A module of its own, since each new worker imports it."""
 
 from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 
 def dies_once(flag: str, i: int) -> tuple[int, int]:
@@ -15,6 +16,11 @@ def dies_once(flag: str, i: int) -> tuple[int, int]:
             return i, os.getpid()
         os.kill(os.getpid(), signal.SIGKILL)
     return i, os.getpid()
+
+
+def looks(path: str) -> str:
+    """What a file holds now."""
+    return Path(path).read_text()
 
 
 def always_dies(i: int) -> int:
