@@ -32,7 +32,8 @@ MAX_OBJECT = (64 << 20) + 4096
 MAX_REPLACE = 5 << 30
 """Bytes of the largest thing `replace` takes, which is also a root's real files: one PutObject."""
 
-_ELEMENT = re.compile(r"[A-Za-z0-9._@+=~-]{1,255}")
+_ELEMENT = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._@+=~-]{1,255}"
+_NAME = re.compile(rf"{_ELEMENT}(?:/{_ELEMENT})*")
 
 
 class UnansweredError(BackendError):
@@ -157,8 +158,7 @@ class Backend(Protocol):
 
 def check_name(name: str) -> str:
     """``name`` if it is a legal backend name, else `InvalidInputError`."""
-    parts = name.split("/")
-    if len(name) > 1024 or any(not _ELEMENT.fullmatch(p) or p in (".", "..") for p in parts):
+    if len(name) > 1024 or not _NAME.fullmatch(name):
         raise InvalidInputError(
             f"{name!r} is not a legal stored name: expected elements of letters, digits and"
             " ._@+=~- joined by '/'"

@@ -1,9 +1,10 @@
 """From sources to stored objects: read once, hash once, encode and put in parallel.
 
-The calling thread reads the files in order, each piece into a private buffer. From that buffer
-a worker takes BLAKE3, looks whether the blob is stored, encodes it; another thread takes the
-file's SHA-256; writers put batches of frames durably. Workers take blobs in the order they
-were read, so a blob may wait for an earlier one that is its base, never for a later one.
+The calling thread reads the files in order, runs of pieces into private buffers. From such a
+buffer a worker takes each blob's BLAKE3, looks whether it is stored, encodes it; another thread
+takes the file's SHA-256; writers put batches of frames durably. Workers take runs in the order
+they were read, so a blob may wait for an earlier one that is its base, never for a later one, nor
+for one of the same content, which may be later.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from castore import bases, source
-from castore.cut import PIECE, SMALL, cut
+from castore.cut import PIECE, SMALL, Piece, cut
 from castore.digest import Buffer, digest_of
 from castore.encode import Base, Compression, encode
 from castore.errors import BackendError, IntegrityError, InvalidInputError, NotFoundError
@@ -28,6 +30,7 @@ from castore.tree import File, Slice
 from castore.write import Budget, FrameWriter
 
 _IN_FLIGHT = 64 << 20  # bytes read and not yet encoded, or not yet hashed
+_RUN = 4 << 20  # bytes read at once, if no piece is longer: each read takes three threads a turn
 _HELD = 96 << 20  # bytes kept back because their SHA-256 may turn out to be known
 _FEW = 32  # known files to compare with: thousands may be of one size
 _RECENT = 64 << 20  # bytes of content kept as bases
@@ -74,16 +77,14 @@ class _Blob:
 
     file: _File
     ranges: list[tuple[int, int]]
+    length: int
     width: int
     first_slice: int
     order: int
     base: str | _Blob | None = None
+    parts: list[bytes] = field(default_factory=list)
     digest: Future[str] = field(default_factory=Future)
     stored: Future[None] = field(default_factory=Future)
-
-    @property
-    def length(self) -> int:
-        return sum(b - a for a, b in self.ranges)
 
     def reread(self, scratch: bytearray | None = None) -> Buffer:
         """The content once more from its source; the caller verifies the digest."""
@@ -104,6 +105,26 @@ class _File:
     holding: bool = False
     sha: hashlib._Hash = field(default_factory=lambda: hashlib.sha256(usedforsecurity=False))
     result: Future[File] = field(default_factory=Future)
+
+
+def _pass_on(to: Future[None], ended: Future[None]) -> None:
+    failure = ended.exception()
+    if failure is None:
+        to.set_result(None)
+    else:
+        to.set_exception(failure)
+
+
+def _runs(pieces: Sequence[Piece]) -> Iterator[range]:
+    """Pieces to read and hand over at once, in as many runs as keep the workers busy."""
+    most = min(max(pieces[-1].stop // 8, _RUN // 16), _RUN) if pieces else 0
+    first = 0
+    for i, piece in enumerate(pieces):
+        if i > first and piece.stop - pieces[first].start > most:
+            yield range(first, i)
+            first = i
+    if pieces:
+        yield range(first, len(pieces))
 
 
 def _whole_blobs(base: source.BaseFile) -> Iterator[tuple[str, tuple[Source, int, int]]]:
@@ -208,27 +229,39 @@ class Committer:
             self._plan(file, [(p.start, p.stop, p.width, p.small) for p in pieces])
             self._choose_bases(file)
             self._hold(file)
-            parts: dict[int, list[Buffer]] = defaultdict(list)
-            last_use = {id(b): i for i, (b, _, _) in enumerate(file.slices)}
-            for i, (blob, _, length) in enumerate(file.slices):
+            for run in _runs(pieces):
                 if self._failed:
                     break
-                start = pieces[i].start
-                self._read_budget.take(length)
-                self._hash_budget.take(length)
-                content = reader.content(start, start + length)
-                self._progress(length)
+                start, stop = pieces[run.start].start, pieces[run.stop - 1].stop
+                self._read_budget.take(stop - start)
+                self._hash_budget.take(stop - start)
+                content = reader.content(start, stop)
+                self._progress(stop - start)
                 self._hashing.submit(self._guarded, self._update, file, content)
-                parts[id(blob)].append(content)
-                if last_use[id(blob)] == i:
-                    whole = parts.pop(id(blob))
-                    joined = whole[0] if len(whole) == 1 else b"".join(whole)
-                    self._workers.submit(self._guarded, self._work, blob, joined)
+                self._hand_out(file, run, memoryview(content))
             reader.check()
         if not self._failed:
             self._hashing.submit(self._guarded, self._finish, file)
         self._done[bases.series_of(path)].append(file)
         return file
+
+    def _hand_out(self, file: _File, run: range, content: memoryview) -> None:
+        """Give a worker the blobs that are complete now that ``run`` of the slices was read."""
+        complete: list[tuple[_Blob, Buffer]] = []
+        at = 0
+        for i in run:
+            blob, offset, length = file.slices[i]
+            part = content[at : at + length]
+            at += length
+            if length == blob.length:
+                complete.append((blob, part))
+                continue
+            blob.parts.append(bytes(part))  # a view would hold all that was read with it
+            if offset + length == blob.length:
+                complete.append((blob, b"".join(blob.parts)))
+                blob.parts.clear()
+        if complete:
+            self._workers.submit(self._work_all, complete)
 
     def _plan(self, file: _File, pieces: list[tuple[int, int, int, bool]]) -> None:
         """Blobs and slices from pieces: small runs of one file share blobs of at most a piece."""
@@ -237,8 +270,9 @@ class Committer:
             if small and gathered and gathered.length + stop - start <= PIECE:
                 file.slices.append((gathered, gathered.length, stop - start))
                 gathered.ranges.append((start, stop))
+                gathered.length += stop - start
                 continue
-            blob = _Blob(file, [(start, stop)], width, i, next(self._order))
+            blob = _Blob(file, [(start, stop)], stop - start, width, i, next(self._order))
             file.blobs.append(blob)
             file.slices.append((blob, 0, stop - start))
             if small:
@@ -313,6 +347,11 @@ class Committer:
 
     # -- workers
 
+    def _work_all(self, blobs: list[tuple[_Blob, Buffer]]) -> None:
+        blobs.reverse()  # each is let go of when it is done
+        while blobs:
+            self._guarded(self._work, *blobs.pop())
+
     def _work(self, blob: _Blob, content: Buffer) -> None:
         try:
             digest = digest_of(content)
@@ -324,8 +363,10 @@ class Committer:
                 k for k in blob.file.candidates if k.slices[first].blob == digest
             ]
             if twin is not blob:
-                twin.stored.result()
-            elif not self._reuse(digest, content):
+                # Not waited for: it may itself wait for what this worker has still to do.
+                twin.stored.add_done_callback(partial(_pass_on, blob.stored))
+                return
+            if not self._reuse(digest, content):
                 self._encode(blob, digest, content)
             blob.stored.set_result(None)
         finally:
@@ -346,7 +387,8 @@ class Committer:
         base = self._base_of(blob)
         parts = encode(content, blob.width, base, self._options.compression)
         self._headers[digest] = parse_header(parts[0], digest)
-        self._remember(digest, content)
+        if self._options.compression != "none":
+            self._remember(digest, content)
         self.writer.put(digest, parts)
 
     def _base_of(self, blob: _Blob) -> Base | None:

@@ -44,7 +44,7 @@ class FrameWriter:
 
     def __init__(self, store: ObjectStore):
         self._store = store
-        self._queue: queue.Queue[tuple[str, Parts, int] | None] = queue.Queue()
+        self._queue: queue.SimpleQueue[tuple[str, Parts, int] | None] = queue.SimpleQueue()
         self._budget = Budget(_QUEUED)
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._run) for _ in range(_WRITERS)]

@@ -119,7 +119,7 @@ def test_thousands_of_files_of_one_size_are_not_compared_with_each_other(
         repository.store, Options(), earlier, lambda _: None, progress=lambda _: None
     )
     file = _File("0", MemoryFile(b"abc"))
-    file.slices = [(_Blob(file, [(0, 3)], 1, 0, 0), 0, 3)]
+    file.slices = [(_Blob(file, [(0, 3)], 3, 1, 0, 0), 0, 3)]
     committer._hold(file)
     assert file.holding and len(file.candidates) <= 40
 

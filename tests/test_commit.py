@@ -172,6 +172,35 @@ def test_the_same_content_again_adds_nothing_but_a_snapshot(kind: str, tmp_path:
     assert contents(repository, moved.name) == {f"moved/{p}": c for p, c in files.items()}
 
 
+def test_workers_do_not_wait_for_each_other_in_a_circle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later of two equal blobs is hashed first, and its base lies behind the earlier one."""
+    twin = weights(16_500, 1)
+    first = {"p": weights(17_500, 2), "q": twin, "r": weights(16_500, 3), "s": weights(17_000, 4)}
+    second = {"n": weights(22_500, 5), "x": twin, "y": weights(17_000, 6)}
+    files = {"m_0": safetensors(first), "m_1": safetensors(second)}
+    seen: list[str] = []
+    hashed = threading.Event()
+
+    def digest(content: Any) -> str:
+        found = digest_of(content)
+        if bytes(content) == twin.tobytes():
+            seen.append(found)
+            if len(seen) == 1:
+                assert hashed.wait(60)
+            hashed.set()
+        return found
+
+    monkeypatch.setattr("castore.commit.digest_of", digest)
+    repository = new_repository("memory", tmp_path)
+    thread = threading.Thread(target=repository.commit, args=(draft(files),), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert len(seen) == 2 and not thread.is_alive()
+    assert contents(repository, "latest") == files
+
+
 def test_one_tensor_is_stored_once_whatever_file_it_comes_in(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from safetensors.torch import save

@@ -12,6 +12,7 @@ import os
 import secrets
 import stat as st
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from castore.digest import Buffer
@@ -80,27 +81,40 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the files of one batch are made: what holds for all of them, asked once."""
+
+    folder: Path
+    mode: int
+    unnamed: bool  # whether a file without a name can be given one
+
+    @classmethod
+    def below(cls, root: Path) -> Place:
+        make_folder(root, root / "tmp")
+        return cls(root / "tmp", file_mode(root), os.path.isdir("/proc/self/fd"))
+
+
 class NewFile:
     """A file without a name; in ``tmp/`` under a random one where the file system needs that."""
 
-    def __init__(self, root: Path):
-        make_folder(root, root / "tmp")
+    def __init__(self, place: Place):
         self._path: Path | None = None
-        self.fd = self._open(root / "tmp")
-        os.fchmod(self.fd, file_mode(root))
+        self.fd = self._open(place)
+        os.fchmod(self.fd, place.mode)
 
-    def _open(self, folder: Path) -> int:
-        if Path("/proc/self/fd").is_dir():
+    def _open(self, place: Place) -> int:
+        if place.unnamed:
             try:
-                return os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+                return os.open(place.folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             except OSError as e:
                 if e.errno not in _NO_TMPFILE:
                     raise
-        return self.named(folder)
+        return self.named(place)
 
-    def named(self, folder: Path) -> int:
+    def named(self, place: Place) -> int:
         """Open it under a random name."""
-        path = folder / secrets.token_hex(16)
+        path = place.folder / secrets.token_hex(16)
         fd = os.open(path, _NEW, 0o600)
         self._path = path
         return fd
@@ -121,7 +135,7 @@ class NewFile:
         os.utime(self.fd, ns=(now, now))
         os.fsync(self.fd)
 
-    def link(self, path: Path) -> str:
+    def link(self, path: str | Path) -> str:
         """Give it the name ``path``, which must be free; its version."""
         if self._path is not None:
             os.link(self._path, path, follow_symlinks=False)
@@ -130,7 +144,7 @@ class NewFile:
             os.link(f"/proc/self/fd/{self.fd}", path, src_dir_fd=self.fd, follow_symlinks=True)
         return version_of(os.fstat(self.fd))
 
-    def rename(self, path: Path, folder: Path) -> str:
+    def rename(self, path: str, folder: Path) -> str:
         """Give it the name ``path`` in place of what has it; its version."""
         if self._path is None:
             temporary = folder / secrets.token_hex(16)

@@ -22,6 +22,7 @@ from castore.backends._folder_lock import folder_lock, lock_file, locks_reach
 from castore.backends._folder_write import (
     RACES,
     NewFile,
+    Place,
     file_mode,
     make_folder,
     sync_folder,
@@ -63,6 +64,7 @@ class LocalBackend:
     def __init__(self, path: str):
         self._root = Path(path).absolute()
         self.url = str(self._root)
+        self._under = os.path.join(self.url, "")
         self._settled: set[Path] = set()
 
     def __repr__(self) -> str:
@@ -142,11 +144,12 @@ class LocalBackend:
     ) -> builtins.list[str | None]:
         with contextlib.ExitStack() as stack:
             files: builtins.list[NewFile | None] = []
+            place = Place.below(self._root)
             for name, parts in items:
                 if os.path.lexists(self._path(name)):
                     files.append(None)
                     continue
-                file = NewFile(self._root)
+                file = NewFile(place)
                 stack.callback(file.close)
                 for part in parts:
                     file.write(part)
@@ -159,19 +162,19 @@ class LocalBackend:
                 None if f is None else self._link(f, self._path(name)) for (name, _), f in pairs
             ]
 
-    def _link(self, file: NewFile, path: Path) -> str | None:
+    def _link(self, file: NewFile, path: str) -> str | None:
         for _ in range(RACES):
             try:
                 return file.link(path)
             except FileExistsError:
                 return None
             except FileNotFoundError:
-                make_folder(self._root, path.parent)
-        raise FileNotFoundError(errno.ENOENT, "the folder vanished", str(path.parent))
+                make_folder(self._root, Path(path).parent)
+        raise FileNotFoundError(errno.ENOENT, "the folder vanished", os.path.dirname(path))
 
     def sync(self, names: Iterable[str]) -> None:
         with self._told("write"):
-            self._sync({self._path(n).parent for n in names})
+            self._sync(map(Path, {os.path.dirname(self._path(n)) for n in names}))
 
     def _sync(self, folders: Iterable[Path]) -> None:
         """Sync ``folders``, and what is above those that this backend has not seen before.
@@ -198,18 +201,19 @@ class LocalBackend:
                 current, after = MISSING, 0
             if current != if_version:
                 raise AlreadyExistsError(f"{self.url}/{name} was changed by another writer")
-            make_folder(self._root, path.parent)
-            file = NewFile(self._root)
+            folder = Path(path).parent
+            make_folder(self._root, folder)
+            file = NewFile(Place.below(self._root))
             try:
                 file.write(data)
                 file.seal(after)
                 version = self._take_place(file, path, new=if_version == MISSING)
             finally:
                 file.close()
-            self._sync({path.parent})
+            self._sync({folder})
         return version
 
-    def _take_place(self, file: NewFile, path: Path, *, new: bool) -> str:
+    def _take_place(self, file: NewFile, path: str, *, new: bool) -> str:
         """Rename over a name that stands; link to a new one, which `create` knows no lock for."""
         if not new:
             return file.rename(path, self._root / "tmp")
@@ -235,8 +239,9 @@ class LocalBackend:
                     raise ExpiredError(f"{name}: not deleted, its time is over")
                 with self._told("delete"):
                     self._need_root()
-                    path.unlink(missing_ok=True)
-                folders.add(path.parent)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(path)
+                folders.add(Path(path).parent)
                 outcomes.append(None)
             except BackendError as e:
                 outcomes.append(e)
@@ -279,8 +284,8 @@ class LocalBackend:
 
     # -- within
 
-    def _path(self, name: str) -> Path:
-        return self._root / check_name(name)
+    def _path(self, name: str) -> str:
+        return f"{self._under}{check_name(name)}"
 
     @contextlib.contextmanager
     def _open(self, name: str) -> Iterator[int]:

@@ -1,8 +1,9 @@
 """How wide the elements of torch's storages are, read off the pickle without running it.
 
 ``torch.save`` pickles a storage as the persistent id ``("storage", <class>, <key>, <device>,
-<count>)`` (torch/serialization.py, ``_save``). `pickletools.genops` lists a pickle's operations
-and executes none; those that build such a tuple are followed, everything else is passed over.
+<count>)`` (torch/serialization.py, ``_save``), by protocol 2 or later. The operations of the pickle
+are passed one by one, none is executed; those that build such a tuple are followed. `pickletools`
+says how long each is; its `genops` makes an object of every argument and takes six times as long.
 """
 
 from __future__ import annotations
@@ -15,15 +16,38 @@ _MEMO = 10_000
 _WINDOW = 8
 _LONGEST = 256
 _WIDTHS = {
-    **dict.fromkeys(("DoubleStorage", "LongStorage", "ComplexDoubleStorage"), 8),
-    **dict.fromkeys(("FloatStorage", "IntStorage", "QInt32Storage", "ComplexFloatStorage"), 4),
-    **dict.fromkeys(("HalfStorage", "BFloat16Storage", "ShortStorage"), 2),
-    **dict.fromkeys(("CharStorage", "ByteStorage", "BoolStorage"), 1),
-    **dict.fromkeys(("QInt8Storage", "QUInt8Storage"), 1),
+    **dict.fromkeys((b"DoubleStorage", b"LongStorage", b"ComplexDoubleStorage"), 8),
+    **dict.fromkeys((b"FloatStorage", b"IntStorage", b"QInt32Storage", b"ComplexFloatStorage"), 4),
+    **dict.fromkeys((b"HalfStorage", b"BFloat16Storage", b"ShortStorage"), 2),
+    **dict.fromkeys((b"CharStorage", b"ByteStorage", b"BoolStorage"), 1),
+    **dict.fromkeys((b"QInt8Storage", b"QUInt8Storage"), 1),
 }
-_PUT = {"PUT", "BINPUT", "LONG_BINPUT"}
-_GET = {"GET", "BINGET", "LONG_BINGET"}
-_NO_VALUE = {"PROTO", "FRAME"}
+
+_CODES = {o.name: ord(o.code) for o in pickletools.opcodes}
+_FIXED = {  # bytes of the argument
+    o.name: o.arg.n if o.arg else 0
+    for o in pickletools.opcodes
+    if o.name != "STOP" and (o.arg is None or o.arg.n >= 0)
+}
+
+
+def _take(*names: str) -> dict[int, int]:
+    """Of operations whose argument has a fixed length, that length by code; takes them away."""
+    return {_CODES[n]: _FIXED.pop(n) for n in names}
+
+
+_PUT = _take("BINPUT", "LONG_BINPUT", "MEMOIZE")
+_GET = _take("BINGET", "LONG_BINGET")
+_NO_VALUE = _take("MARK", "TUPLE", "PROTO", "FRAME")
+_take("BINPERSID", "STACK_GLOBAL")
+_OTHER = _take(*_FIXED)
+_COUNTED = {  # bytes of the count that stands before the argument
+    **{_CODES[n]: 1 for n in ("SHORT_BINUNICODE", "SHORT_BINBYTES", "LONG1")},
+    **{_CODES[n]: 4 for n in ("BINUNICODE", "BINBYTES", "LONG4")},
+    **{_CODES[n]: 8 for n in ("BINUNICODE8", "BINBYTES8", "BYTEARRAY8")},
+}
+_MARK, _TUPLE, _MEMOIZE, _GLOBAL = (_CODES[n] for n in ("MARK", "TUPLE", "MEMOIZE", "GLOBAL"))
+_PERSISTENT, _STACK_GLOBAL = _CODES["BINPERSID"], _CODES["STACK_GLOBAL"]
 
 
 def widths(pickle: bytes | bytearray, keys: set[str]) -> dict[str, int]:
@@ -33,82 +57,82 @@ def widths(pickle: bytes | bytearray, keys: set[str]) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     missing = set(keys)
-    if not missing:
-        return found
-    try:
-        for kind, key in _storages(pickle):
-            width = _WIDTHS.get(kind)
-            if key in missing and width:
-                found[key] = width
-            missing.discard(key)
-            if not missing:
-                break
-    # All that the argument readers of pickletools raise; a warning where those are errors.
-    except (ValueError, OverflowError, IndexError, AssertionError, Warning):
-        pass
+    for kind, name in _storages(bytes(pickle)) if missing else ():
+        key, width = name.decode("utf-8", "replace"), _WIDTHS.get(kind)
+        if key in missing and width:
+            found[key] = width
+        missing.discard(key)
+        if not missing:
+            break
     return found
 
 
-def _storages(pickle: bytes | bytearray) -> Iterator[tuple[str, str]]:
-    """Class name and key of each storage, in order."""
-    followed = _Followed()
-    for n, (operation, argument, _) in enumerate(pickletools.genops(pickle)):
-        if n >= _OPERATIONS or len(followed.memo) >= _MEMO:
+def _storages(pickle: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Class name and key of each storage, in order, up to what is not understood.
+
+    One loop, almost without calls: a torch file has thousands of operations.
+    """
+    memo: dict[int, bytes] = {}
+    window: list[bytes | None] = []  # texts and other values since the last MARK, the first few
+    value: bytes | None = None
+    at, end, memoized = 0, len(pickle), 0
+    for _ in range(_OPERATIONS):
+        if at >= end or len(memo) >= _MEMO:
             return
-        if operation.name == "BINPERSID":
-            yield from followed.storage()
+        code = pickle[at]
+        at += 1
+        if code in _OTHER:
+            at += _OTHER[code]
+            value = None
+        elif code in _PUT:
+            stop = at + _PUT[code]
+            place = memoized if code == _MEMOIZE else int.from_bytes(pickle[at:stop], "little")
+            at = stop
+            memoized += 1
+            if value and (value.startswith(b"torch") or b"torage" in value):  # an id's, no more
+                memo[place] = value
+            elif place in memo:
+                del memo[place]
+            continue
+        elif code in _GET:
+            stop = at + _GET[code]
+            value = memo.get(int.from_bytes(pickle[at:stop], "little"))
+            at = stop
+        elif code in _NO_VALUE:
+            at += _NO_VALUE[code]
+            if code == _MARK:
+                window.clear()
+            elif code == _TUPLE:
+                value = None
+            continue
+        elif code == _PERSISTENT:
+            if len(window) > 2 and window[0] == b"storage" and window[1] and window[2]:
+                yield (window[1].split() or [b""])[-1], window[2]
+            window.clear()
+            value = None
+            continue
+        elif code == _STACK_GLOBAL:
+            value = b" ".join(part or b"" for part in window[-2:])
+            del window[-2:]
         else:
-            followed.step(operation.name, argument)
+            start, at = _stretch(pickle, code, at)
+            if not start <= at <= end:
+                return
+            value = pickle[start:at]
+        if value and len(value) > _LONGEST:  # it would let the pickle decide what is allocated
+            value = None
+        if len(window) < _WINDOW:
+            window.append(value)
 
 
-class _Followed:
-    """The texts among the values a pickle pushed since its last MARK, the first few of them."""
+def _stretch(pickle: bytes, code: int, start: int) -> tuple[int, int]:
+    """Where an argument of no fixed length lies; backwards where it does not end.
 
-    def __init__(self) -> None:
-        self.memo: dict[int, str] = {}
-        self._window: list[str | None] = []
-        self._last: str | None = None
-        self._memoized = 0
-
-    def storage(self) -> Iterator[tuple[str, str]]:
-        match self._window:
-            case ["storage", str(kind), str(key), *_]:
-                yield kind.rpartition(" ")[2], key
-        self._window.clear()
-        self._last = None
-
-    def step(self, name: str, argument: object) -> None:
-        if name in _PUT:
-            self._remember(argument)
-        elif name == "MEMOIZE":
-            self._remember(self._memoized)
-        elif name == "MARK":
-            self._window.clear()
-        elif name == "TUPLE":
-            self._last = None
-        elif name == "STACK_GLOBAL":
-            text = " ".join(str(part) for part in self._window[-2:])
-            del self._window[-2:]
-            self._push(text)
-        elif name not in _NO_VALUE:
-            self._push(self._recall(argument) if name in _GET else argument)
-
-    def _recall(self, place: object) -> str | None:
-        return self.memo.get(place) if isinstance(place, int) else None
-
-    def _push(self, value: object) -> None:
-        # A longer text is no part of an id; kept, it would let a pickle decide what is allocated.
-        self._last = value if isinstance(value, str) and len(value) <= _LONGEST else None
-        if len(self._window) < _WINDOW:
-            self._window.append(self._last)
-
-    def _remember(self, place: object) -> None:
-        """Keep what a storage's id can refer to, and only that."""
-        self._memoized += 1
-        value = self._last
-        if not isinstance(place, int):
-            return
-        if value and (value == "storage" or value.startswith("torch") or "Storage" in value):
-            self.memo[place] = value
-        else:
-            self.memo.pop(place, None)
+    What is in no table, no pickle with the id of a storage has.
+    """
+    if code == _GLOBAL:
+        return start, pickle.find(b"\n", pickle.find(b"\n", start) + 1) + 1
+    if code not in _COUNTED:
+        return start, -1
+    first = start + _COUNTED[code]
+    return first, first + int.from_bytes(pickle[start:first], "little")
