@@ -7,8 +7,9 @@ Peers: cp, castore, castore-none (no compression), restic, borg, zipnn.
 Every round runs every system once, in rotating order, each in a fresh store; the figures are
 medians over the rounds, and the ratios medians of per-round ratios to `cp` + fsync of the same
 round, over all rounds and over those in which `cp` took at most 0.9 CPU seconds a GB. What a
-round wrote is deleted a round later, with a pause after it (file systems discard late, and look
-for free inodes past those just deleted); one warm-up round is not counted.
+round wrote is deleted at the end, or a round later where room is short, with a pause after it
+(file systems discard late, and ext4 without a journal passes by the inodes deleted in the last
+six minutes, one by one); one warm-up round is not counted.
 
 A virtual machine may give free memory back to its host, and pay seconds a GB when it touches it
 again, at random to this system or that. So before each the page cache is filled, by reading a file
@@ -238,12 +239,14 @@ def main() -> None:
     base = arguments.work / str(os.getpid())
     base.mkdir(parents=True)
     rounds: list[dict[str, Figures]] = []
+    room = shutil.disk_usage(base).free
     try:
-        for n in range(-1, arguments.rounds):
-            result = one_round(source, base, names, n)
-            if n >= 0:
-                rounds.append(result)
-            clear(base, names, n - 1, arguments.pause)
+        one_round(source, base, names, -1)
+        needed = room - shutil.disk_usage(base).free
+        for n in range(arguments.rounds):
+            rounds.append(one_round(source, base, names, n))
+            if shutil.disk_usage(base).free < 2 * needed:
+                clear(base, names, n - 1, arguments.pause)
     finally:
         shutil.rmtree(base, ignore_errors=True)
     report(source, logical, names, rounds)
@@ -263,11 +266,10 @@ def one_round(source: Path, base: Path, names: list[str], n: int) -> dict[str, F
 
 def clear(base: Path, names: list[str], n: int, pause: float) -> None:
     """Delete what round ``n`` wrote, and let the file system get over it."""
-    if n >= -1:
-        for name in names:
-            shutil.rmtree(base / f"{n}-{name}", ignore_errors=True)
-        os.sync()
-        time.sleep(pause)
+    for name in names:
+        shutil.rmtree(base / f"{n}-{name}", ignore_errors=True)
+    os.sync()
+    time.sleep(pause)
 
 
 def report(source: Path, logical: int, names: list[str], rounds: list[dict[str, Figures]]) -> None:
