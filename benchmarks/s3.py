@@ -85,7 +85,7 @@ def small(work: Path, n: int) -> dict[str, float]:
     data = {f"test/p{n}/{p.name}": p.read_bytes() for p in folder.iterdir()}
     fs = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True)
     remote = Repository.init(f"s3://test/s{n}")
-    times = {
+    return {
         "small commit": seconds(
             lambda: remote.commit([folder], options=Options(compression="none"))
         ),
@@ -93,7 +93,6 @@ def small(work: Path, n: int) -> dict[str, float]:
         "s3fs pipe": seconds(lambda: fs.pipe(data)),
         "s3fs cat": seconds(lambda: fs.cat(list(data))),
     }
-    return times
 
 
 PAIRS = [
