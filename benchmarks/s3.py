@@ -40,7 +40,7 @@ def large(source: Path, work: Path, n: int) -> dict[str, float]:
     times: dict[str, float] = {}
 
     def timed(step: str, work_of_it: Callable[[], object]) -> None:
-        fill_cache(work)
+        fill_cache(work, patience=10)
         times[step] = seconds(work_of_it)
 
     remote = Repository.init(f"s3://test/r{n}")

@@ -70,6 +70,7 @@ def checkout(
     # A folder that is there may be a mount, somebody's working folder, or all we may write to.
     parent = target if os.path.isdir(target) else os.path.dirname(target)
     staging = os.path.join(parent, f".castore-{secrets.token_hex(8)}.part")
+    moved: list[str] = []
     try:
         os.makedirs(parent, exist_ok=True)
         os.mkdir(staging, 0o700)
@@ -77,12 +78,19 @@ def checkout(
         _fill(store, tree, staging, progress)
         _finish(tree, staging, sha256)
         os.chmod(staging, 0o777 & ~_umask())
-        _move(tree, staging, target, force)
+        fresh = _missing_folders(tree, target)
+        try:
+            _move(tree, staging, target, force, moved)
+        except BaseException:
+            if not force:  # else some may have taken the place of others
+                _take_back(target, moved, fresh)
+            raise
     except OSError as e:
         if isinstance(e, BackendError | AlreadyExistsError):
             raise
+        left = f"{len(moved)} of {len(tree.entries)} entries are" if moved else "nothing was"
         raise BackendError(
-            f"checkout to {target} failed, nothing was left there: {e.strerror or e}"
+            f"checkout to {target} failed, {left} left there: {e.strerror or e}"
             f" ({e.filename or target})"
         ) from e
     finally:
@@ -276,7 +284,8 @@ def _check_sha256(full: str, path: str, file: File) -> None:
         )
 
 
-def _move(tree: Tree, staging: str, target: str, force: bool) -> None:
+def _move(tree: Tree, staging: str, target: str, force: bool, moved: list[str]) -> None:
+    """Put everything where it belongs; ``moved`` is told each entry that has its place."""
     if not os.path.isdir(target):
         os.rename(staging, target)
         _fsync(os.path.dirname(target))
@@ -295,9 +304,35 @@ def _move(tree: Tree, staging: str, target: str, force: bool) -> None:
                 if not force and _there(name, fd):
                     raise AlreadyExistsError(f"{target}/{path} appeared meanwhile: not replaced")
                 os.replace(os.path.join(staging, path), name, dst_dir_fd=fd)
+                moved.append(path)
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def _missing_folders(tree: Tree, target: str) -> list[str]:
+    """Folders of the tree that the target lacks, those within others first."""
+    folders: set[str] = set()
+    for path, entry in tree.entries.items():
+        parts = path.split("/")
+        until = len(parts) + isinstance(entry, Folder)
+        folders.update("/".join(parts[:i]) for i in range(1, until))
+    missing = (f for f in folders if not os.path.lexists(os.path.join(target, f)))
+    return sorted(missing, reverse=True)
+
+
+def _take_back(target: str, moved: list[str], fresh: list[str]) -> None:
+    """Remove the entries that were moved and, once empty, the folders made for them."""
+    while moved:
+        fd = _open_folder(target, os.path.dirname(moved[-1]))
+        try:
+            os.unlink(os.path.basename(moved[-1]), dir_fd=fd)
+        finally:
+            os.close(fd)
+        moved.pop()
+    for folder in fresh:
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.join(target, folder))
 
 
 def _open_folder(target: str, folder: str) -> int:

@@ -25,7 +25,7 @@ from castore.encode import Base, Compression, encode
 from castore.errors import BackendError, IntegrityError, InvalidInputError, NotFoundError
 from castore.frame import MAX_DEPTH, Header, parse_header
 from castore.objects import ObjectStore
-from castore.source import Source
+from castore.source import DiskFile, Source
 from castore.tree import File, Slice
 from castore.write import Budget, FrameWriter
 
@@ -82,6 +82,7 @@ class _Blob:
     first_slice: int
     order: int
     base: str | _Blob | None = None
+    thin: bool = False  # its content is less than half of what was read with it
     parts: list[bytes] = field(default_factory=list)
     digest: Future[str] = field(default_factory=Future)
     stored: Future[None] = field(default_factory=Future)
@@ -254,6 +255,7 @@ class Committer:
             part = content[at : at + length]
             at += length
             if length == blob.length:
+                blob.thin = isinstance(file.source, DiskFile) and 2 * length < len(content)
                 complete.append((blob, part))
                 continue
             blob.parts.append(bytes(part))  # a view would hold all that was read with it
@@ -384,6 +386,8 @@ class Committer:
         return True
 
     def _encode(self, blob: _Blob, digest: str, content: Buffer) -> None:
+        if blob.thin:  # kept as a base or a raw frame, a view would keep all that was read with it
+            content = bytes(content)
         base = self._base_of(blob)
         parts = encode(content, blob.width, base, self._options.compression)
         self._headers[digest] = parse_header(parts[0], digest)

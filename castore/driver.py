@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from os import PathLike
 from typing import Protocol, runtime_checkable
 
-from castore.errors import InvalidInputError
+from castore.errors import InvalidInputError, lacks
 from castore.repository import Repository
 from castore.snapshot import SnapshotName
 from castore.source import Draft, scan
@@ -106,7 +106,10 @@ def find_driver(name: str) -> Driver:
         return FolderDriver()
     for entry in entry_points(group=GROUP):
         if entry.name == name:
-            driver: Driver = entry.load()()
+            try:
+                driver: Driver = entry.load()()
+            except ModuleNotFoundError as e:
+                raise InvalidInputError(f"the driver {name!r} cannot be loaded: {lacks(e)}") from e
             return driver
     raise InvalidInputError(
         f"no driver {name!r} is installed; there are: {', '.join(driver_names())}"

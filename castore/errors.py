@@ -109,3 +109,13 @@ class BackendError(CastoreError, OSError):
     """The environment failed: network, permission, disk. The original is ``__cause__``."""
 
     exit_code: ClassVar[int] = 13
+
+
+def lacks(error: ModuleNotFoundError) -> str:
+    """What is not installed, and what installs it."""
+    if "pip install" in str(error):
+        return str(error)
+    return (
+        f"the module {error.name!r} is not installed: install the extra of what you use ("
+        "'castore[experiments]', 'castore[receipts]', 'castore[pools]'), or 'castore[all]', by pip"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from castore import bases
 from castore.errors import FormatError, IntegrityError, InvalidInputError, ObjectNotFoundError
 from castore.source import BaseFile
 from castore.tree import File, Tree
@@ -17,7 +18,8 @@ class Hints:
     tree : callable
         Gives the tree of a snapshot by its name, ``NAMESPACE@ID``, or raises.
     base : str, mapping or None
-        ``SNAPSHOT[:PATH]`` for all files, or for each path that or a file.
+        ``SNAPSHOT[:PATH]`` for all files, or for each path that or a file. In a snapshot named
+        alone, the same path, else the nearest in its series.
     """
 
     def __init__(
@@ -51,4 +53,8 @@ class Hints:
         found = entries.get(f"{at}/{path}" if at else path) or entries.get(at)
         if found is None and at and not any(p.startswith(at.rstrip("/") + "/") for p in entries):
             raise InvalidInputError(f"base {text!r}: there is no {at!r} in that snapshot")
+        if found is None and not at:
+            series = bases.series_of(path)
+            files = (p for p, _ in tree.files() if bases.series_of(p) == series)
+            found = entries.get(bases.nearest_in_series(path, files) or "")
         return found if isinstance(found, File) else None

@@ -25,6 +25,7 @@ from castore.errors import (
     InvalidInputError,
     NotFoundError,
     ObjectNotFoundError,
+    lacks,
 )
 from castore.frame import Header, parse_header
 from castore.load import read_snapshot, read_tree
@@ -159,6 +160,8 @@ def layout(lent: Lent, name: SnapshotName) -> list[tuple[str, str, str]]:
         found.append((name.path, str(e), ""))
     except (IntegrityError, NotFoundError, FormatError) as e:
         found.append((name.path, f"could not be verified: {e}", ""))
+    except ModuleNotFoundError as e:
+        found.append((name.path, f"could not be verified: {lacks(e)}", ""))
     return found
 
 

@@ -97,13 +97,13 @@ class DiskFile:
 
 class _MemoryReader:
     def __init__(self, data: bytes | memoryview):
-        self._data = data
+        self._data = memoryview(data).cast("B")
 
     def read(self, start: int, stop: int) -> bytes:
         return bytes(self._data[start:stop])
 
     def content(self, start: int, stop: int, scratch: bytearray | None = None) -> Buffer:
-        return memoryview(self._data)[start:stop]
+        return self._data[start:stop]
 
     def check(self) -> None:
         """Bytes do not change."""
@@ -117,14 +117,22 @@ class _MemoryReader:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFile:
-    """Content that is at hand; a view must not change until the commit has returned."""
+    """Content that is at hand; a view must not change until the commit has returned.
+
+    A view of any shape and type stands for its bytes; `InvalidInputError` unless they are
+    contiguous, in C's order.
+    """
 
     data: bytes | memoryview
     executable: bool = False
 
+    def __post_init__(self) -> None:
+        if not memoryview(self.data).c_contiguous:
+            raise InvalidInputError("the content is not contiguous in memory: copy it first")
+
     @property
     def size(self) -> int:
-        return len(self.data)
+        return memoryview(self.data).nbytes
 
     def open(self) -> _MemoryReader:
         return _MemoryReader(self.data)

@@ -44,7 +44,8 @@ class FrameWriter:
 
     def __init__(self, store: ObjectStore):
         self._store = store
-        self._queue: queue.SimpleQueue[tuple[str, Parts, int] | None] = queue.SimpleQueue()
+        # Not a SimpleQueue: its `get` may sleep for ever past a timeout (CPython 3.11).
+        self._queue: queue.Queue[tuple[str, Parts, int] | None] = queue.Queue()
         self._budget = Budget(_QUEUED)
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._run) for _ in range(_WRITERS)]

@@ -124,7 +124,7 @@ def show(
     to.writelines(line + "\n" for line in table(items, columns))
     for item in items:
         for link in item.problems:
-            to.write(f"{_safe(item.name)}: {link.name}: {link.verdict}: {_safe(link.detail)}\n")
+            to.write(f"{safe(item.name)}: {link.name}: {link.verdict}: {safe(link.detail)}\n")
     bad = sum(bool(item.problems) for item in items)
     to.write(f"{len(items)} audited, {bad} with problems\n")
 
@@ -141,16 +141,16 @@ def table(items: Sequence[Item], columns: Sequence[str] = ()) -> Iterator[str]:
 def _row(item: Item, columns: Sequence[str]) -> list[str]:
     counts = [sum(link.verdict == v for link in item.links) for v in VERDICTS]
     facts = [_cell(item.facts.get(c)) for c in columns]
-    return [_safe(item.name), item.verdict, *facts, *map(str, counts)]
+    return [safe(item.name), item.verdict, *facts, *map(str, counts)]
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.6g}" if isinstance(value, float) else _safe(str(value))
+    return f"{value:.6g}" if isinstance(value, float) else safe(str(value))
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     """Nothing that could steer a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from _report import safe
+
 from castore import CastoreError, Repository
 from castore.check import CheckReport, Problem, check
 
@@ -50,6 +52,8 @@ def audit(url: str, read_data: bool) -> Audit:
             result.problems.append(problem)
     except CastoreError as e:
         result.error = e
+    except Exception as e:
+        result.error = CastoreError(f"internal error: {type(e).__name__}: {e}")
     result.seconds = time.monotonic() - began
     return result
 
@@ -65,11 +69,11 @@ def show(audits: Sequence[Audit]) -> None:
         )
     for one in audits:
         if one.error is not None:
-            print(f"\n{one.url}: {one.error}")
+            print("\n" + safe(f"{one.url}: {one.error}"))
         for problem in one.problems:
-            print(f"\n{one.url}: {problem.kind}: {problem.object}: {problem.detail}")
+            print("\n" + safe(f"{one.url}: {problem.kind}: {problem.object}: {problem.detail}"))
             for snapshot, path in problem.needed_by:
-                print(f"  needed by {snapshot}{':' + path if path else ''}")
+                print(safe(f"  needed by {snapshot}{':' + path if path else ''}"))
 
 
 def _row(one: Audit) -> list[str]:

@@ -138,6 +138,13 @@ def test_importing_is_cheap(statement: str) -> None:
     assert not HEAVY & set(shown.stdout.split())
 
 
+@pytest.mark.parametrize("path", modules(), ids=str)
+def test_no_queue_that_may_sleep_past_its_timeout(path: Path) -> None:
+    """`SimpleQueue.get` of CPython 3.11 does, for ever, when others take items: a commit hung."""
+    names = [n.attr for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)]
+    assert "SimpleQueue" not in names
+
+
 def test_every_public_name_resolves() -> None:
     code = "import castore; [getattr(castore, n) for n in castore.__all__]; from castore import *"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

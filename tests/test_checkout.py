@@ -92,6 +92,37 @@ def test_nothing_is_overwritten_without_force(
     assert siblings(tmp_path) == ["out"]
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_a_move_that_fails_is_taken_back_or_told(
+    force: bool,
+    repository: Repository,
+    name: SnapshotName,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = {"other": b"x"}
+    target = lay(tmp_path / "out", before)
+    real, calls = os.replace, []
+
+    def replace_(a: Any, b: Any, **more: Any) -> None:
+        calls.append(b)
+        if len(calls) == 3:
+            raise PermissionError(13, "Permission denied", str(b))
+        real(a, b, **more)
+
+    monkeypatch.setattr(os, "replace", replace_)
+    left = "2 of .* entries are" if force else "nothing was"
+    with pytest.raises(BackendError, match=f"{left} left there: Permission denied"):
+        repository.checkout(name, target, force=force)
+    monkeypatch.undo()
+    if force:
+        assert before.items() < folder(target).items()
+    else:
+        assert folder(target) == before
+    repository.checkout(name, target, force=force)
+    assert folder(target) == FILES | before
+
+
 @pytest.mark.parametrize("target", ["file", "dangling", "link to file"])
 def test_a_target_that_is_no_folder_is_refused(
     target: str, repository: Repository, name: SnapshotName, tmp_path: Path

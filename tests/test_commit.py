@@ -17,13 +17,14 @@ import pytest
 import xxhash
 
 from castore import frame
-from castore.commit import Options
+from castore.commit import Committer, Options
 from castore.digest import digest_of
 from castore.errors import BackendError, CorruptObjectError, FormatError, InvalidInputError
 from castore.objects import object_name
 from castore.repository import Repository
 from castore.source import DiskFile, Draft, MemoryFile, Reader, scan
 from castore.tree import File
+from castore.write import FrameWriter
 from tests.faults import Counting, Outage
 from tests.helpers import (
     blobs,
@@ -392,6 +393,45 @@ def test_the_base_a_caller_names_is_taken(tmp_path: Path) -> None:
             repository.commit(draft({"new": two}), namespace="b", base=wrong)
     wrong_hint = repository.commit(draft({"new": two}), namespace="e", base=str(plain.name))
     assert repository.read(wrong_hint.name, "new") == two
+
+
+def test_in_a_snapshot_named_as_base_the_nearest_of_a_series_is_taken(tmp_path: Path) -> None:
+    repository = new_repository("memory", tmp_path)
+    files = series(3)
+    earlier = {"step_100.safetensors": files[0], "step_90.safetensors": files[1], "other": b"1"}
+    first = repository.commit(draft(earlier), namespace="a").name
+    new = draft({"step_200.safetensors": files[2], "unlike": noise(70_000)})
+    second = repository.commit(new, namespace="b", base=str(first)).name
+    found = headers(repository)
+    base = found[big(repository, second, "step_200.safetensors")].base
+    assert base == big(repository, first, "step_100.safetensors")
+    assert not found[big(repository, second, "unlike")].base
+
+
+@pytest.mark.parametrize("compression", ["auto", "none"])
+def test_what_is_kept_of_a_run_does_not_keep_all_of_it(
+    compression: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small new tensors between large known ones held 4 MiB each, 1.5 GB in a commit."""
+    known = weights(250_000)
+    tensors = {f"{i}{n}": weights(20_000, i) if n else known for i in range(9) for n in (0, 1)}
+    (tmp_path / "m").write_bytes(safetensors(tensors))
+    kept: list[Any] = []
+    put = FrameWriter.put
+
+    def seen(self: FrameWriter, digest: str, parts: Any) -> None:
+        kept.append(parts[1])
+        put(self, digest, parts)
+
+    monkeypatch.setattr(FrameWriter, "put", seen)
+    remember = Committer._remember
+    monkeypatch.setattr(
+        Committer, "_remember", lambda s, d, c: (kept.append(c), remember(s, d, c))[1]
+    )
+    repository = new_repository("local", tmp_path)
+    repository.commit([tmp_path / "m"], options=Options(compression=compression))
+    assert len(kept) >= 10
+    assert all(memoryview(memoryview(c).obj).nbytes <= 2 * len(c) for c in kept)
 
 
 @kinds

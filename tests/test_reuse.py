@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from castore import (
@@ -12,6 +13,7 @@ from castore import (
     BaseFile,
     CorruptObjectError,
     Draft,
+    InvalidInputError,
     MemoryFile,
     ObjectNotFoundError,
     Repository,
@@ -97,6 +99,22 @@ def test_a_view_of_memory_is_content(tmp_path: Path) -> None:
     data = bytearray(safetensors({"w": weights()}))
     done = repository.commit(Draft({"v": MemoryFile(memoryview(data))}))
     assert contents(repository, done.name) == {"v": bytes(data)}
+
+
+def test_a_view_of_any_shape_stands_for_its_bytes(tmp_path: Path) -> None:
+    repository = new_repository("local", tmp_path)
+    array = np.arange(200_000, dtype="<u4")
+    views = {
+        "flat": array,
+        "square": array.reshape(400, 500),
+        "bytes": array.view("u1").reshape(8, -1),
+    }
+    entries = {n: MemoryFile(memoryview(v)) for n, v in views.items()}
+    done = repository.commit(Draft(entries))
+    assert contents(repository, done.name) == dict.fromkeys(views, array.tobytes())
+    for view in (array[::2], array.reshape(400, 500).T):
+        with pytest.raises(InvalidInputError, match="not contiguous"):
+            MemoryFile(memoryview(view))
 
 
 def test_a_document_is_committed_again_in_another_namespace(tmp_path: Path) -> None:

@@ -57,6 +57,49 @@ def test_audit_tells_problems_and_goes_on_past_what_cannot_be_opened(tmp_path: P
     assert bad["problems"][0]["needed_by"][0][1] == "a.bin"
 
 
+WITHOUT_YAML = """
+import sys
+sys.modules["yaml"] = None
+{what}
+"""
+
+
+def without_yaml(what: str) -> subprocess.CompletedProcess[str]:
+    code = WITHOUT_YAML.format(what=what)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_a_missing_extra_is_named_and_the_others_get_their_turn(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    one, two = tmp_path / "one", tmp_path / "two"
+    draft = Draft({"a": MemoryFile(b"1")}, driver="experiments")
+    Repository.init(one).commit(draft)
+    make(two)
+    words = [str(Path("scripts/audit_repository.py").absolute()), str(one), str(two)]
+    done = without_yaml(
+        f"import runpy; sys.argv = {words!r}; sys.path.insert(0, 'scripts')\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    assert "castore[experiments]" in done.stdout and f"{two}" in done.stdout, done.stderr
+    assert "Traceback" not in done.stderr and done.returncode == 3
+    done = without_yaml(
+        f"sys.argv = ['castore', 'experiments', 'runs', {str(one)!r}]\n"
+        "from castore.cli import main\nmain()"
+    )
+    assert "castore[experiments]" in done.stderr and "internal" not in done.stderr, done.stderr
+    done = without_yaml("from castore_experiments import CheckpointManager")
+    assert "pip install 'castore[experiments]'" in done.stderr
+
+
+def test_a_stored_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    make(tmp_path / "one")
+    planted = tmp_path / "one" / "objects" / "ab"
+    planted.mkdir(exist_ok=True)
+    (planted / "\x1b[31mRED").write_bytes(b"x")
+    code, out = audit(tmp_path / "one")
+    assert code == 3 and "RED" in out and "\x1b" not in out
+
+
 def test_audit_exits_with_the_code_of_what_stopped_it(tmp_path: Path) -> None:
     make(tmp_path / "good")
     assert audit(tmp_path / "none", tmp_path / "good")[0] == 10

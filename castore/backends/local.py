@@ -144,11 +144,13 @@ class LocalBackend:
     ) -> builtins.list[str | None]:
         with contextlib.ExitStack() as stack:
             files: builtins.list[NewFile | None] = []
-            place = Place.below(self._root)
+            place: Place | None = None
             for name, parts in items:
                 if os.path.lexists(self._path(name)):
                     files.append(None)
                     continue
+                place = place or Place.below(self._root)
+                make_folder(self._root, place.folder)
                 file = NewFile(place)
                 stack.callback(file.close)
                 for part in parts:

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 import castore
 from castore.cli.output import error_document
-from castore.errors import BackendError, CastoreError
+from castore.errors import BackendError, CastoreError, lacks
 
 PROBLEMS = 3
 """Exit code: the command finished and found problems."""
@@ -104,6 +104,8 @@ def _describe(error: Exception) -> tuple[str, int]:
         # Only usage errors get here: everything else of typer's carries its own exit code.
         format_message = getattr(error, "format_message", error.__str__)
         return str(format_message()), int(getattr(error, "exit_code", 2))
+    if isinstance(error, ModuleNotFoundError):
+        return lacks(error), 1
     if isinstance(error, OSError):
         return str(error), BackendError.exit_code
     kind = type(error).__name__

@@ -1,7 +1,7 @@
 """How wide the elements of torch's storages are, read off the pickle without running it.
 
 ``torch.save`` pickles a storage as the persistent id ``("storage", <class>, <key>, <device>,
-<count>)`` (torch/serialization.py, ``_save``), by protocol 2 or later. The operations of the pickle
+<count>)`` (torch/serialization.py, ``_save``), by protocol 1 or later. The operations of the pickle
 are passed one by one, none is executed; those that build such a tuple are followed. `pickletools`
 says how long each is; its `genops` makes an object of every argument and takes six times as long.
 """
@@ -42,10 +42,11 @@ _NO_VALUE = _take("MARK", "TUPLE", "PROTO", "FRAME")
 _take("BINPERSID", "STACK_GLOBAL")
 _OTHER = _take(*_FIXED)
 _COUNTED = {  # bytes of the count that stands before the argument
-    **{_CODES[n]: 1 for n in ("SHORT_BINUNICODE", "SHORT_BINBYTES", "LONG1")},
-    **{_CODES[n]: 4 for n in ("BINUNICODE", "BINBYTES", "LONG4")},
+    **{_CODES[n]: 1 for n in ("SHORT_BINUNICODE", "SHORT_BINSTRING", "SHORT_BINBYTES", "LONG1")},
+    **{_CODES[n]: 4 for n in ("BINUNICODE", "BINSTRING", "BINBYTES", "LONG4")},
     **{_CODES[n]: 8 for n in ("BINUNICODE8", "BINBYTES8", "BYTEARRAY8")},
 }
+_LINES = {_CODES[n] for n in ("INT", "LONG", "FLOAT")}
 _MARK, _TUPLE, _MEMOIZE, _GLOBAL = (_CODES[n] for n in ("MARK", "TUPLE", "MEMOIZE", "GLOBAL"))
 _PERSISTENT, _STACK_GLOBAL = _CODES["BINPERSID"], _CODES["STACK_GLOBAL"]
 
@@ -132,6 +133,8 @@ def _stretch(pickle: bytes, code: int, start: int) -> tuple[int, int]:
     """
     if code == _GLOBAL:
         return start, pickle.find(b"\n", pickle.find(b"\n", start) + 1) + 1
+    if code in _LINES:
+        return start, pickle.find(b"\n", start) + 1
     if code not in _COUNTED:
         return start, -1
     first = start + _COUNTED[code]

@@ -28,7 +28,14 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    try:
+        value = getattr(import_module(home), name)
+    except ModuleNotFoundError as e:
+        if (e.name or "").startswith("castore"):
+            raise
+        raise ModuleNotFoundError(
+            f"{name} needs {e.name}: pip install 'castore[experiments]'", name=e.name
+        ) from e
     globals()[name] = value
     return value
 
