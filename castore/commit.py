@@ -25,7 +25,7 @@ from castore.encode import Base, Compression, encode
 from castore.errors import BackendError, IntegrityError, InvalidInputError, NotFoundError
 from castore.frame import MAX_DEPTH, Header, parse_header
 from castore.objects import ObjectStore
-from castore.source import DiskFile, Source
+from castore.source import Source
 from castore.tree import File, Slice
 from castore.write import Budget, FrameWriter
 
@@ -82,7 +82,6 @@ class _Blob:
     first_slice: int
     order: int
     base: str | _Blob | None = None
-    thin: bool = False  # its content is less than half of what was read with it
     parts: list[bytes] = field(default_factory=list)
     digest: Future[str] = field(default_factory=Future)
     stored: Future[None] = field(default_factory=Future)
@@ -255,7 +254,6 @@ class Committer:
             part = content[at : at + length]
             at += length
             if length == blob.length:
-                blob.thin = isinstance(file.source, DiskFile) and 2 * length < len(content)
                 complete.append((blob, part))
                 continue
             blob.parts.append(bytes(part))  # a view would hold all that was read with it
@@ -263,7 +261,7 @@ class Committer:
                 complete.append((blob, b"".join(blob.parts)))
                 blob.parts.clear()
         if complete:
-            self._workers.submit(self._work_all, complete)
+            self._workers.submit(self._work, complete, len(content))
 
     def _plan(self, file: _File, pieces: list[tuple[int, int, int, bool]]) -> None:
         """Blobs and slices from pieces: small runs of one file share blobs of at most a piece."""
@@ -349,12 +347,21 @@ class Committer:
 
     # -- workers
 
-    def _work_all(self, blobs: list[tuple[_Blob, Buffer]]) -> None:
-        blobs.reverse()  # each is let go of when it is done
-        while blobs:
-            self._guarded(self._work, *blobs.pop())
+    def _work(self, blobs: list[tuple[_Blob, Buffer]], size: int) -> None:
+        """Store what is new among the blobs of a run of ``size`` bytes.
 
-    def _work(self, blob: _Blob, content: Buffer) -> None:
+        In their order: a blob may wait for one of lower order, so for none behind it.
+        """
+        new: list[tuple[_Blob, str, Buffer]] = []
+        for blob, content in sorted(blobs, key=lambda b: b[0].order):
+            self._guarded(self._identify, blob, content, new)
+        # As bases and as raw frames they are kept, and views would keep the run they lie in.
+        thin = 2 * sum(len(content) for _, _, content in new) < size
+        for blob, digest, content in new:
+            self._guarded(self._put, blob, digest, content, thin)
+
+    def _identify(self, blob: _Blob, content: Buffer, new: list[tuple[_Blob, str, Buffer]]) -> None:
+        mine = False
         try:
             digest = digest_of(content)
             with self._lock:
@@ -367,9 +374,18 @@ class Committer:
             if twin is not blob:
                 # Not waited for: it may itself wait for what this worker has still to do.
                 twin.stored.add_done_callback(partial(_pass_on, blob.stored))
-                return
-            if not self._reuse(digest, content):
-                self._encode(blob, digest, content)
+            elif self._reuse(digest, content):
+                blob.stored.set_result(None)
+            else:
+                new.append((blob, digest, content))
+                mine = True
+        finally:
+            if not mine:
+                self._read_budget.give(len(content))
+
+    def _put(self, blob: _Blob, digest: str, content: Buffer, copied: bool) -> None:
+        try:
+            self._encode(blob, digest, bytes(content) if copied else content)
             blob.stored.set_result(None)
         finally:
             self._read_budget.give(len(content))
@@ -386,8 +402,6 @@ class Committer:
         return True
 
     def _encode(self, blob: _Blob, digest: str, content: Buffer) -> None:
-        if blob.thin:  # kept as a base or a raw frame, a view would keep all that was read with it
-            content = bytes(content)
         base = self._base_of(blob)
         parts = encode(content, blob.width, base, self._options.compression)
         self._headers[digest] = parse_header(parts[0], digest)
@@ -470,7 +484,7 @@ class Committer:
 
     def _guarded(self, function: Callable[..., None], *args: object) -> None:
         try:
-            if self._failure and function not in (self._work, self._update):
+            if self._failure and function not in (self._identify, self._put, self._update):
                 raise self._failure
             function(*args)
         except BaseException as e:
