@@ -182,6 +182,17 @@ def test_prune_says_what_goes_and_a_dry_run_says_the_same(store: str, run_folder
     assert not [p for p in Path(store, "objects").rglob("*") if p.is_file()]
 
 
+def test_ux6_a_dry_run_says_by_what_people_know_the_snapshots(store: str, run_folder: Path) -> None:
+    committed(store, run_folder, "-n", "alice", "--label", "step=100", "--label", "run=b\x1b[2J")
+    castore("forget", "alice@latest", "-r", store)
+    words = ["prune", "-r", store, "--grace", "0", "--dry-run"]
+    told = castore(*words).stdout
+    assert "alice@" in told and "step=100" in told and "its grace is over" in told
+    assert "no snapshot needs it" in told and "\x1b" not in told
+    [expired] = [d for d in documents(castore(*words, "--json")) if d["type"] == "expired"]
+    assert expired["labels"]["step"] == "100" and expired["size"] > 0 and expired["reason"]
+
+
 def test_copy_sends_only_what_is_asked_for(store: str, run_folder: Path, tmp_path: Path) -> None:
     committed(store, run_folder, "-n", "a", "--label", "keep=yes")
     committed(store, run_folder, "-n", "b")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,12 +25,14 @@ from castore.cli.options import (
     parse_share,
     parse_since,
 )
-from castore.cli.output import Output, plural, printable, size
+from castore.cli.output import Output, iso, plural, printable, size, utc
+from castore.errors import CastoreError
 
 if TYPE_CHECKING:
     from castore.check import CheckReport, Problem
     from castore.prune import PruneReport
     from castore.repository import Repository
+    from castore.snapshot import SnapshotName
 
 
 @app.command()
@@ -189,19 +191,32 @@ def prune(
     store = open_repository(repository)
     with out.progress("prune", objects=True) as progress:
         report = sweep(store, dry_run=dry_run, grace=seconds, offline=offline, progress=progress)
-    _tell_prune(out, report)
+    _tell_prune(out, report, store)
     if report.failed:
         raise typer.Exit(PROBLEMS)
 
 
-def _tell_prune(out: Output, report: PruneReport) -> None:
+def _tell_prune(out: Output, report: PruneReport, store: Repository) -> None:
     verb = "would delete" if report.dry_run else "deleted"
     for name in report.expired:
-        out.document("expired", snapshot=str(name), dry_run=report.dry_run)
-        out.line(f"{verb} forgotten snapshot {name}")
+        more = _of_forgotten(store, name) if report.dry_run else {}
+        out.document(
+            "expired",
+            snapshot=str(name),
+            key=name.key,
+            time=iso(name.time),
+            dry_run=report.dry_run,
+            reason="its grace is over",
+            **more,
+        )
+        words = [str(name), utc(name.time), name.key, size(more["size"]) if more else ""]
+        words += [f"{k}={v}" for k, v in sorted(more.get("labels", {}).items())]
+        text = printable(" ".join(w for w in words if w))
+        out.line(f"{verb} forgotten snapshot {text}: its grace is over")
     for digest, stored in report.victims:
-        out.document("deleted", object=digest, size=stored, dry_run=report.dry_run)
-        out.line(f"{verb} object {digest} {stored}")
+        reason = "no snapshot needs it"
+        out.document("deleted", object=digest, size=stored, dry_run=report.dry_run, reason=reason)
+        out.line(f"{verb} object {digest} {stored}: {reason}")
     for name_, reason in report.failed:
         out.document("problem", kind="undeleted", object=name_, detail=reason)
         out.note(f"not deleted: {name_}: {printable(reason)}")
@@ -219,6 +234,18 @@ def _tell_prune(out: Output, report: PruneReport) -> None:
         f"{verb} {plural(report.objects, 'object')}, {size(report.bytes)};"
         f" {plural(report.kept_objects, 'object')}, {size(report.kept_bytes)} stay"
     )
+
+
+def _of_forgotten(store: Repository, name: SnapshotName) -> dict[str, Any]:
+    """What people know a snapshot by; empty where its document cannot be read."""
+    from castore.load import read_snapshot
+    from castore.snapshot import MAX_DOCUMENT
+
+    try:
+        found = read_snapshot(store.backend.get(name.forgotten, 0, MAX_DOCUMENT + 1), name)
+    except (CastoreError, OSError):
+        return {}
+    return {"size": found.size, "labels": dict(found.labels)}
 
 
 @app.command()
