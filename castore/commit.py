@@ -9,31 +9,30 @@ for one of the same content, which may be later.
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
 from castore import bases, source
-from castore.cut import PIECE, SMALL, Piece, cut
+from castore.base_contents import BaseContents
+from castore.cut import cut
 from castore.digest import Buffer, digest_of
 from castore.encode import Base, Compression, encode
-from castore.errors import BackendError, IntegrityError, InvalidInputError, NotFoundError
+from castore.errors import IntegrityError, NotFoundError
 from castore.frame import MAX_DEPTH, Header, parse_header
 from castore.objects import ObjectStore
+from castore.pending import Blob, PendingFile, runs
 from castore.source import Source
-from castore.tree import File, Slice
+from castore.tree import File
 from castore.write import Budget, FrameWriter
 
 _IN_FLIGHT = 64 << 20  # bytes read and not yet encoded, or not yet hashed
-_RUN = 4 << 20  # bytes read at once, if no piece is longer: each read takes three threads a turn
 _HELD = 96 << 20  # bytes kept back because their SHA-256 may turn out to be known
 _FEW = 32  # known files to compare with: thousands may be of one size
-_RECENT = 64 << 20  # bytes of content kept as bases
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,69 +70,12 @@ class Present:
         return self._store.chain(digest, headers) is not None
 
 
-@dataclass(slots=True)
-class _Blob:
-    """A blob to be: the stretches of its source it is made of."""
-
-    file: _File
-    ranges: list[tuple[int, int]]
-    length: int
-    width: int
-    first_slice: int
-    order: int
-    base: str | _Blob | None = None
-    parts: list[bytes] = field(default_factory=list)
-    digest: Future[str] = field(default_factory=Future)
-    stored: Future[None] = field(default_factory=Future)
-
-    def reread(self, scratch: bytearray | None = None) -> Buffer:
-        """The content once more from its source; the caller verifies the digest."""
-        with self.file.source.open() as reader:
-            if len(self.ranges) == 1:
-                return reader.content(*self.ranges[0], scratch)
-            return b"".join([reader.content(a, b) for a, b in self.ranges])
-
-
-@dataclass(slots=True)
-class _File:
-    path: str
-    source: Source
-    blobs: list[_Blob] = field(default_factory=list)
-    slices: list[tuple[_Blob, int, int]] = field(default_factory=list)
-    candidates: list[File] = field(default_factory=list)
-    held: list[Buffer] = field(default_factory=list)
-    holding: bool = False
-    sha: hashlib._Hash = field(default_factory=lambda: hashlib.sha256(usedforsecurity=False))
-    result: Future[File] = field(default_factory=Future)
-
-
 def _pass_on(to: Future[None], ended: Future[None]) -> None:
     failure = ended.exception()
     if failure is None:
         to.set_result(None)
     else:
         to.set_exception(failure)
-
-
-def _runs(pieces: Sequence[Piece]) -> Iterator[range]:
-    """Pieces to read and hand over at once, in as many runs as keep the workers busy."""
-    most = min(max(pieces[-1].stop // 8, _RUN // 16), _RUN) if pieces else 0
-    first = 0
-    for i, piece in enumerate(pieces):
-        if i > first and piece.stop - pieces[first].start > most:
-            yield range(first, i)
-            first = i
-    if pieces:
-        yield range(first, len(pieces))
-
-
-def _whole_blobs(base: source.BaseFile) -> Iterator[tuple[str, tuple[Source, int, int]]]:
-    """Where in the base's source each blob lies that fills one slice."""
-    start = 0
-    for slice in base.file.slices:
-        if slice.offset == 0 and slice.length >= SMALL:
-            yield slice.blob, (base.source, start, start + slice.length)
-        start += slice.length
 
 
 class Committer:
@@ -164,15 +106,12 @@ class Committer:
     ):
         self._store, self._options, self._hint, self._progress = store, options, hint, progress
         self._earlier = earlier
-        self._at_hand = {d: place for b in at_hand for d, place in _whole_blobs(b)}
         self._headers: dict[str, Header | None] = {}
         self._present = Present(store)
-        self._mine: dict[str, _Blob] = {}
+        self._mine: dict[str, Blob] = {}
+        self._contents = BaseContents(store, self._mine, at_hand)
         self._order = count()
         self._lock = threading.Lock()
-        self._recent: OrderedDict[str, Buffer] = OrderedDict()
-        self._of_thread = threading.local()
-        self._recent_bytes = 0
         self._read_budget, self._hash_budget = Budget(_IN_FLIGHT), Budget(_IN_FLIGHT)
         self.writer = FrameWriter(store)
         self._held = 0
@@ -182,7 +121,7 @@ class Committer:
         self._series: dict[str, list[str]] = defaultdict(list)
         for path in earlier:
             self._series[bases.series_of(path)].append(path)
-        self._done: dict[str, list[_File]] = defaultdict(list)
+        self._done: dict[str, list[PendingFile]] = defaultdict(list)
         self._failure: BaseException | None = None
 
     # -- the caller's thread
@@ -192,7 +131,7 @@ class Committer:
 
         What was written or found is durable only once `ObjectStore.sync` was told.
         """
-        files: list[_File] = []
+        files: list[PendingFile] = []
         with self.writer, ThreadPoolExecutor(1) as self._hashing:
             self._workers = ThreadPoolExecutor(self._options.workers)
             try:
@@ -216,20 +155,20 @@ class Committer:
     def _failed(self) -> bool:
         return self._failure is not None or self.writer.failure is not None
 
-    def _settle(self, files: list[_File]) -> None:
+    def _settle(self, files: list[PendingFile]) -> None:
         for f in files:
             for b in f.blobs:
                 b.stored.result()
             f.result.result()
 
-    def _read(self, path: str, source: Source) -> _File:
-        file = _File(path, source)
+    def _read(self, path: str, source: Source) -> PendingFile:
+        file = PendingFile(path, source)
         with source.open() as reader:
             pieces = cut(path, source.size, reader.read)
-            self._plan(file, [(p.start, p.stop, p.width, p.small) for p in pieces])
+            file.plan(pieces, self._order)
             self._choose_bases(file)
             self._hold(file)
-            for run in _runs(pieces):
+            for run in runs(pieces):
                 if self._failed:
                     break
                 start, stop = pieces[run.start].start, pieces[run.stop - 1].stop
@@ -245,9 +184,9 @@ class Committer:
         self._done[bases.series_of(path)].append(file)
         return file
 
-    def _hand_out(self, file: _File, run: range, content: memoryview) -> None:
+    def _hand_out(self, file: PendingFile, run: range, content: memoryview) -> None:
         """Give a worker the blobs that are complete now that ``run`` of the slices was read."""
-        complete: list[tuple[_Blob, Buffer]] = []
+        complete: list[tuple[Blob, Buffer]] = []
         at = 0
         for i in run:
             blob, offset, length = file.slices[i]
@@ -263,44 +202,22 @@ class Committer:
         if complete:
             self._workers.submit(self._work, complete, len(content))
 
-    def _plan(self, file: _File, pieces: list[tuple[int, int, int, bool]]) -> None:
-        """Blobs and slices from pieces: small runs of one file share blobs of at most a piece."""
-        gathered: _Blob | None = None
-        for i, (start, stop, width, small) in enumerate(pieces):
-            if small and gathered and gathered.length + stop - start <= PIECE:
-                file.slices.append((gathered, gathered.length, stop - start))
-                gathered.ranges.append((start, stop))
-                gathered.length += stop - start
-                continue
-            blob = _Blob(file, [(start, stop)], stop - start, width, i, next(self._order))
-            file.blobs.append(blob)
-            file.slices.append((blob, 0, stop - start))
-            if small:
-                gathered = blob
-
-    def _choose_bases(self, file: _File) -> None:
+    def _choose_bases(self, file: PendingFile) -> None:
         if self._options.compression == "none":
             return
         series = bases.series_of(file.path)
         mine = self._done[series]
         earlier = self._hint(file.path) or self._earlier.get(file.path)
         if earlier is None and mine:
-            self._line_up(file, [(b, b.length) for b in mine[-1].blobs])
+            file.line_up([(b, b.length) for b in mine[-1].blobs])
             return
         if earlier is None:
             near = bases.nearest_in_series(file.path, self._series[series])
             earlier = self._earlier[near] if near else None
         if earlier is not None:
-            self._line_up(file, bases.blob_sequence(earlier))
+            file.line_up(bases.blob_sequence(earlier))
 
-    @staticmethod
-    def _line_up(file: _File, sequence: Sequence[tuple[str | _Blob, int]]) -> None:
-        found = bases.align([b.length for b in file.blobs], [n for _, n in sequence])
-        for blob, i in zip(file.blobs, found, strict=True):
-            if i is not None:
-                blob.base = sequence[i][0]
-
-    def _hold(self, file: _File) -> None:
+    def _hold(self, file: PendingFile) -> None:
         """Put the file's SHA-256 off where a known file of its size may turn out to be equal."""
         with self._lock:
             known, same = self._known[file.source.size], self._earlier.get(file.path)
@@ -315,30 +232,18 @@ class Committer:
 
     # -- the hashing thread
 
-    def _update(self, file: _File, content: Buffer) -> None:
+    def _update(self, file: PendingFile, content: Buffer) -> None:
         try:
             if file.holding and file.candidates:
                 file.held.append(content)
             else:
-                self._flush(file)
+                file.flush()
                 file.sha.update(content)
         finally:
             self._hash_budget.give(len(content))
 
-    @staticmethod
-    def _flush(file: _File) -> None:
-        for content in file.held:
-            file.sha.update(content)
-        file.held.clear()
-
-    def _finish(self, file: _File) -> None:
-        slices = tuple(Slice(b.digest.result(), o, n) for b, o, n in file.slices)
-        known = next((k for k in file.candidates if k.slices == slices), None)
-        if known is None:
-            self._flush(file)
-        sha256 = known.sha256 if known and file.held else file.sha.hexdigest()
-        file.held.clear()
-        result = File(file.source.size, sha256, file.source.executable, slices)
+    def _finish(self, file: PendingFile) -> None:
+        result = file.file()
         with self._lock:
             if file.holding:
                 self._held -= file.source.size
@@ -347,12 +252,12 @@ class Committer:
 
     # -- workers
 
-    def _work(self, blobs: list[tuple[_Blob, Buffer]], size: int) -> None:
+    def _work(self, blobs: list[tuple[Blob, Buffer]], size: int) -> None:
         """Store what is new among the blobs of a run of ``size`` bytes.
 
         In their order: a blob may wait for one of lower order, so for none behind it.
         """
-        new: list[tuple[_Blob, str, Buffer]] = []
+        new: list[tuple[Blob, str, Buffer]] = []
         for blob, content in sorted(blobs, key=lambda b: b[0].order):
             self._guarded(self._identify, blob, content, new)
         # As bases and as raw frames they are kept, and views would keep the run they lie in.
@@ -360,7 +265,7 @@ class Committer:
         for blob, digest, content in new:
             self._guarded(self._put, blob, digest, content, thin)
 
-    def _identify(self, blob: _Blob, content: Buffer, new: list[tuple[_Blob, str, Buffer]]) -> None:
+    def _identify(self, blob: Blob, content: Buffer, new: list[tuple[Blob, str, Buffer]]) -> None:
         mine = False
         try:
             digest = digest_of(content)
@@ -383,7 +288,7 @@ class Committer:
             if not mine:
                 self._read_budget.give(len(content))
 
-    def _put(self, blob: _Blob, digest: str, content: Buffer, copied: bool) -> None:
+    def _put(self, blob: Blob, digest: str, content: Buffer, copied: bool) -> None:
         try:
             self._encode(blob, digest, bytes(content) if copied else content)
             blob.stored.set_result(None)
@@ -401,20 +306,20 @@ class Committer:
                 self._headers.pop(digest, None)
         return True
 
-    def _encode(self, blob: _Blob, digest: str, content: Buffer) -> None:
+    def _encode(self, blob: Blob, digest: str, content: Buffer) -> None:
         base = self._base_of(blob)
         parts = encode(content, blob.width, base, self._options.compression)
         self._headers[digest] = parse_header(parts[0], digest)
         if self._options.compression != "none":
-            self._remember(digest, content)
+            self._contents.keep(digest, content)
         self.writer.put(digest, parts)
 
-    def _base_of(self, blob: _Blob) -> Base | None:
+    def _base_of(self, blob: Blob) -> Base | None:
         """The blob's base, or the root of that one's chain where the chain is long enough."""
         at = blob.base
         if at is None or self._options.compression == "none":
             return None
-        if isinstance(at, _Blob):
+        if isinstance(at, Blob):
             at = at.digest.result()
             owner = self._mine[at]
             if owner.order >= blob.order:  # it may be waiting for this very blob
@@ -433,52 +338,10 @@ class Committer:
         header = self._headers[chain[0]]
         if self._options.max_chain == 0 or header is None or header.content_length != blob.length:
             return None
-        content = self._content(chain[0])
+        content = self._contents.get(chain[0])
         if content is None:
             return None
         return Base(chain[0], header.depth, header.width, content, proven)
-
-    def _content(self, digest: str) -> Buffer | None:
-        """Verified content of a base: kept, read again from its source, or from the repository."""
-        with self._lock:
-            kept = self._recent.get(digest)
-            mine = self._mine.get(digest)
-        if kept is not None:
-            return kept
-        if mine is not None:
-            content = mine.reread(self._scratch())
-            return content if digest_of(content) == digest else None
-        try:
-            return self._near(digest) or self._store.read(digest)
-        except (IntegrityError, NotFoundError):
-            return None
-
-    def _scratch(self) -> bytearray:
-        """This worker's memory for a base: fresh memory for each costs more than reading it."""
-        if not hasattr(self._of_thread, "scratch"):
-            self._of_thread.scratch = bytearray(PIECE)
-        scratch: bytearray = self._of_thread.scratch
-        return scratch
-
-    def _near(self, digest: str) -> Buffer | None:
-        """Verified content from a source that is at hand."""
-        place = self._at_hand.get(digest)
-        if place is None:
-            return None
-        try:
-            with place[0].open() as reader:
-                content = reader.content(place[1], place[2], self._scratch())
-        except (BackendError, InvalidInputError):
-            return None  # gone or changed meanwhile: the repository has it
-        return content if digest_of(content) == digest else None
-
-    def _remember(self, digest: str, content: Buffer) -> None:
-        with self._lock:
-            self._recent[digest] = content
-            self._recent_bytes += len(content)
-            while self._recent_bytes > _RECENT:
-                _, old = self._recent.popitem(last=False)
-                self._recent_bytes -= len(old)
 
     # -- trouble
 
@@ -489,11 +352,11 @@ class Committer:
             function(*args)
         except BaseException as e:
             self._fail(e)
-            if args and isinstance(args[0], _Blob):
+            if args and isinstance(args[0], Blob):
                 for future in (args[0].digest, args[0].stored):
                     if not future.done():
                         future.set_exception(e)
-            if args and isinstance(args[0], _File) and not args[0].result.done():
+            if args and isinstance(args[0], PendingFile) and not args[0].result.done():
                 args[0].result.set_exception(e)
 
     def _fail(self, e: BaseException) -> None:

@@ -17,11 +17,12 @@ import pytest
 from castore import Repository, document
 from castore.backends import open_backend
 from castore.check import check
-from castore.commit import Committer, Options, _Blob, _File
+from castore.commit import Committer, Options
 from castore.digest import digest_of
 from castore.errors import BackendError, CastoreError, FormatError, InvalidInputError
 from castore.frame import Parts
 from castore.objects import ObjectStore, object_name
+from castore.pending import Blob, PendingFile
 from castore.snapshot import Snapshot, name_of
 from castore.source import DiskFile, Draft, MemoryFile, scan
 from castore.tree import DEEPEST, File, Folder, Slice
@@ -118,8 +119,8 @@ def test_thousands_of_files_of_one_size_are_not_compared_with_each_other(
     committer = Committer(
         repository.store, Options(), earlier, lambda _: None, progress=lambda _: None
     )
-    file = _File("0", MemoryFile(b"abc"))
-    file.slices = [(_Blob(file, [(0, 3)], 3, 1, 0, 0), 0, 3)]
+    file = PendingFile("0", MemoryFile(b"abc"))
+    file.slices = [(Blob(file, [(0, 3)], 3, 1, 0, 0), 0, 3)]
     committer._hold(file)
     assert file.holding and len(file.candidates) <= 40
 

@@ -18,7 +18,8 @@ import pytest
 import xxhash
 
 from castore import frame
-from castore.commit import Committer, Options
+from castore.base_contents import BaseContents
+from castore.commit import Options
 from castore.digest import digest_of
 from castore.errors import BackendError, CorruptObjectError, FormatError, InvalidInputError
 from castore.objects import object_name
@@ -204,7 +205,7 @@ def test_workers_do_not_wait_for_each_other_in_a_circle(
 
 
 def test_one_tensor_is_stored_once_whatever_file_it_comes_in(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
     from safetensors.torch import save
 
     repository = new_repository("local", tmp_path)
@@ -244,7 +245,6 @@ def test_hc8_one_tensor_is_stored_once_whatever_the_order_of_the_metadata(tmp_pa
 
 
 def test_hc8_safetensors_written_by_two_processes_share_their_tensors(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     code = (
         "import sys, numpy as np; from safetensors.numpy import save_file\n"
         "t = {f'w{i}': np.arange(20000, dtype='f4') + i for i in range(4)}\n"
@@ -425,10 +425,8 @@ def test_what_is_kept_of_a_run_does_not_keep_all_of_it(
         put(self, digest, parts)
 
     monkeypatch.setattr(FrameWriter, "put", seen)
-    remember = Committer._remember
-    monkeypatch.setattr(
-        Committer, "_remember", lambda s, d, c: (kept.append(c), remember(s, d, c))[1]
-    )
+    keep = BaseContents.keep
+    monkeypatch.setattr(BaseContents, "keep", lambda s, d, c: (kept.append(c), keep(s, d, c))[1])
     repository = new_repository("local", tmp_path)
     repository.commit([tmp_path / "m"], options=Options(compression=compression))
     assert len(kept) >= 10
