@@ -1,6 +1,9 @@
-"""Peak resident memory above import, for one large file of random floats.
+"""Peak resident memory above import, for large files of random floats.
 
-python benchmarks/memory.py [--gib 4] [--work DIR]
+    python benchmarks/memory.py [--gib 4] [--files 1] [--work DIR]
+
+``--files N`` shares the bytes among N files of a series, each a small step from the one before, so
+that all but the first become deltas.
 """
 
 from __future__ import annotations
@@ -17,10 +20,14 @@ from pathlib import Path
 
 MAKE = """
 import sys, numpy as np
+folder, mib, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 g = np.random.default_rng(0)
-with open(sys.argv[1], "wb") as f:
-    for _ in range(int(sys.argv[2]) * 16):
-        f.write(g.standard_normal(16 << 20, dtype=np.float32).tobytes())
+files = [open(f"{folder}/x_{i}.bin", "wb") for i in range(count)]
+for _ in range(mib // count // 16):
+    a = g.standard_normal(4 << 20, dtype=np.float32)
+    for f in files:
+        f.write(a.tobytes())
+        a *= 1 + np.float32(1e-4) * g.standard_normal(4 << 20, dtype=np.float32)
 """
 
 
@@ -51,13 +58,13 @@ def peak_of(work: Callable[[], object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="peak memory of the four commands")
     parser.add_argument("--gib", type=int, default=4)
+    parser.add_argument("--files", type=int, default=1)
     parser.add_argument("--work", type=Path, default=Path("/tmp/castore-memory"))
     arguments = parser.parse_args()
     work = arguments.work / str(os.getpid())
     (work / "source").mkdir(parents=True)
-    subprocess.run(
-        [sys.executable, "-c", MAKE, str(work / "source" / "x.bin"), str(arguments.gib)], check=True
-    )
+    sizes = [str(arguments.gib << 10), str(arguments.files)]
+    subprocess.run([sys.executable, "-c", MAKE, str(work / "source"), *sizes], check=True)
     from castore.check import check
     from castore.copy import copy
     from castore.repository import Repository
@@ -65,7 +72,8 @@ def main() -> None:
     try:
         store, other = Repository.init(work / "store"), Repository.init(work / "other")
         base = resident()
-        print(f"| command on {arguments.gib} GiB | peak MB above import | s |\n|---|---|---|")
+        what = f"{arguments.gib} GiB in {arguments.files}"
+        print(f"| command on {what} | peak MB above import | s |\n|---|---|---|")
         steps: dict[str, Callable[[], object]] = {
             "commit": lambda: store.commit([work / "source"]),
             "checkout": lambda: store.checkout("latest", work / "out"),

@@ -8,6 +8,7 @@ waits in the target is ever followed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -17,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 from castore import bases
 from castore.backend import Backend
@@ -35,6 +37,8 @@ from castore.walk import Walker
 
 _LARGE, _RUN = 1 << 20, 8  # below this many bytes, a group has no more blobs than that
 _FLUSH = 128 << 20  # bytes written before what is there so far goes to the disk
+_TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +220,16 @@ def lineages(tree: Tree) -> list[list[str]]:
 
 
 def _runs(group: list[tuple[str, int]]) -> Iterator[list[str]]:
-    """A thousand small files of one series are waited for at once: their bases stay cached."""
+    """A thousand small files of one series are waited for at once: their root stays cached.
+
+    The first run is one longer. So with chains of 8, 4, 2 or 1 each later run begins with a delta
+    to the root, not in the middle of a chain that another thread has in hand.
+    """
     blobs = [blob for blob, _ in group]
     step = len(blobs) if max(length for _, length in group) >= _LARGE else _RUN
-    for i in range(0, len(blobs), step):
-        yield blobs[i : i + step]
+    starts = [0, *range(step + 1, len(blobs), step)]
+    for start, stop in pairwise([*starts, len(blobs)]):
+        yield blobs[start:stop]
 
 
 class _Flusher:
@@ -291,9 +300,17 @@ def _move(tree: Tree, staging: str, target: str, force: bool, moved: list[str]) 
         _fsync(os.path.dirname(target))
         return
     if os.listdir(target) == [os.path.basename(staging)]:
-        for name in sorted(os.listdir(staging)):
-            os.rename(os.path.join(staging, name), os.path.join(target, name))
-        _fsync(os.path.realpath(target))
+        below: dict[str, list[str]] = defaultdict(list)
+        for path, entry in tree.entries.items():
+            below[path.partition("/")[0]] += [] if isinstance(entry, Folder) else [path]
+        fd = _open_folder(target, "")
+        try:
+            for name in sorted(below):
+                _give_name(os.path.join(staging, name), name, fd, force, f"{target}/{name}")
+                moved += below[name]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
         return
     for path, entry in tree.entries.items():
         folder = path if isinstance(entry, Folder) else os.path.dirname(path)
@@ -301,13 +318,41 @@ def _move(tree: Tree, staging: str, target: str, force: bool, moved: list[str]) 
         try:
             if not isinstance(entry, Folder):
                 name = os.path.basename(path)
-                if not force and _there(name, fd):
-                    raise AlreadyExistsError(f"{target}/{path} appeared meanwhile: not replaced")
-                os.replace(os.path.join(staging, path), name, dst_dir_fd=fd)
+                _give_name(os.path.join(staging, path), name, fd, force, f"{target}/{path}")
                 moved.append(path)
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def _give_name(staged: str, name: str, fd: int, force: bool, shown: str) -> None:
+    """Give what is staged its ``name`` in the folder ``fd``, which must be free without ``force``.
+
+    A rename would replace a file that appeared after the last look, a link does not. A folder's
+    rename replaces nothing but an empty folder.
+    """
+    folder = os.path.isdir(staged) and not os.path.islink(staged)
+    try:
+        if force or folder or not _link(staged, name, fd):
+            os.replace(staged, name, dst_dir_fd=fd)
+    except OSError as e:
+        if e.errno in _TAKEN and not force:
+            raise AlreadyExistsError(f"{shown} appeared meanwhile: not replaced") from e
+        raise
+
+
+def _link(staged: str, name: str, fd: int) -> bool:
+    """False where the file system has no links, and the name was free a moment ago."""
+    try:
+        os.link(staged, name, dst_dir_fd=fd, follow_symlinks=False)
+    except OSError as e:
+        if e.errno not in _NO_LINKS:
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(name, dir_fd=fd)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from e
+        return False
+    return True
 
 
 def _missing_folders(tree: Tree, target: str) -> list[str]:
@@ -354,14 +399,6 @@ def _open_folder(target: str, folder: str) -> int:
             os.close(fd)
         fd = below
     return fd
-
-
-def _there(name: str, fd: int) -> bool:
-    try:
-        os.lstat(name, dir_fd=fd)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _write_at(path: str, at: int, data: memoryview) -> None:

@@ -10,7 +10,7 @@ from castore.objects import ObjectStore
 
 _BATCH_BYTES, _BATCH_FRAMES = 4 << 20, 256
 _QUEUED = 32 << 20  # bytes of frames that wait or are being written
-_WRITERS = 8
+_WRITERS = 4
 _PATIENCE = 0.02  # seconds to wait for more: a writer that waits for ever can starve the budget
 
 

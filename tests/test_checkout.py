@@ -102,15 +102,15 @@ def test_a_move_that_fails_is_taken_back_or_told(
 ) -> None:
     before = {"other": b"x"}
     target = lay(tmp_path / "out", before)
-    real, calls = os.replace, []
+    real, calls = getattr(os, "replace" if force else "link"), []
 
-    def replace_(a: Any, b: Any, **more: Any) -> None:
+    def give_name(a: Any, b: Any, **more: Any) -> None:
         calls.append(b)
         if len(calls) == 3:
             raise PermissionError(13, "Permission denied", str(b))
         real(a, b, **more)
 
-    monkeypatch.setattr(os, "replace", replace_)
+    monkeypatch.setattr(os, real.__name__, give_name)
     left = "2 of .* entries are" if force else "nothing was"
     with pytest.raises(BackendError, match=f"{left} left there: Permission denied"):
         repository.checkout(name, target, force=force)
@@ -121,6 +121,46 @@ def test_a_move_that_fails_is_taken_back_or_told(
         assert folder(target) == before
     repository.checkout(name, target, force=force)
     assert folder(target) == FILES | before
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("beside", [{}, {"other": b"x"}])
+@pytest.mark.parametrize("obstacle", [b"mine", Link("mine")])
+@pytest.mark.parametrize("wanted", [b"theirs", Link("theirs"), {"b": b"1"}])
+def test_what_appears_between_the_look_and_the_move_is_not_replaced(
+    links: bool,
+    beside: dict[str, Any],
+    obstacle: Any,
+    wanted: Any,
+    repository: Repository,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = {"a/b": b"first", "m": b"second", "z/y/x": b"last"}
+    files |= {f"n/{p}": e for p, e in wanted.items()} if isinstance(wanted, dict) else {"n": wanted}
+    name = repository.commit(draft(files)).name
+    target = lay(tmp_path / "out", beside)
+
+    def late(call: str, at: int) -> None:
+        real = getattr(os, call)
+
+        def wrapped(*args: Any, **more: Any) -> None:
+            if args[at] == "n" and not os.path.lexists(target / "n"):
+                lay(target, {"n": obstacle})
+            if call == "link" and not links:
+                raise PermissionError(1, "no links here", args[at])
+            real(*args, **more)
+
+        monkeypatch.setattr(os, call, wrapped)
+
+    late("link", 1)
+    late("replace", 1)
+    if beside:
+        late("mkdir", 0)
+    with pytest.raises((AlreadyExistsError, InvalidInputError), match="meanwhile|is no folder"):
+        repository.checkout(name, target)
+    monkeypatch.undo()
+    assert folder(target) == beside | {"n": obstacle}
 
 
 @pytest.mark.parametrize("target", ["file", "dangling", "link to file"])
