@@ -2,9 +2,9 @@
 
     python benchmarks/chains.py FOLDER [--depths 0,1,4,8] [--rounds 5]
 
-FOLDER holds files of one series (``collect_000.pth`` ...). For each depth they are committed one
-by one with ``max_chain`` of that depth, as many as make the newest file's chain exactly that deep;
-then that file is checked out, beside a plain durable copy of it.
+FOLDER holds files of one series (``collect_000.pth`` ...). For each depth all are committed, each
+as a snapshot, with ``max_chain`` of that depth; then the newest of those whose chain is that deep
+is checked out alone, beside a plain durable copy of it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from castore.commit import Options
+from castore.frame import Header
 from castore.repository import Repository
 
 
@@ -34,6 +35,13 @@ def seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def depth_of(repository: Repository, snapshot: str) -> int:
+    """How many further objects the deepest blob of the snapshot needs."""
+    headers: dict[str, Header | None] = {}
+    blobs = repository.tree(snapshot).blobs()
+    return max(len(repository.store.chain(b, headers) or ()) - 1 for b in blobs)
 
 
 def main() -> None:
@@ -52,20 +60,22 @@ def main() -> None:
         for depth in map(int, arguments.depths.split(",")):
             repository = Repository.init(base / f"depth{depth}")
             added = logical = 0
-            for path in files[: depth + 1]:
+            deepest: tuple[int, Path, str] = (0, files[0], "")
+            for path in files:
                 done = repository.commit([path], options=Options(max_chain=depth))
                 added, logical = added + done.added, logical + done.snapshot.size
-            newest = files[depth]
+                deepest = max(deepest, (depth_of(repository, str(done.name)), path, str(done.name)))
+            at, newest, name = deepest
             ours, theirs = [], []
             for n in range(arguments.rounds + 1):
                 out = base / f"out{depth}-{n}"
-                ours.append(seconds(partial(repository.checkout, "latest", out)))
+                ours.append(seconds(partial(repository.checkout, name, out)))
                 theirs.append(seconds(partial(plain, newest, out / "copy")))
                 print(n, ours[-1], theirs[-1], file=sys.stderr)
                 shutil.rmtree(out)
             a, b = statistics.median(ours[1:]), statistics.median(theirs[1:])
             ratio = statistics.median(x / y for x, y in zip(ours[1:], theirs[1:], strict=True))
-            print(f"| {depth} | {a:.3f} | {b:.3f} | {ratio:.2f} | {added / logical:.4f} |")
+            print(f"| {at} | {a:.3f} | {b:.3f} | {ratio:.2f} | {added / logical:.4f} |")
     finally:
         shutil.rmtree(base, ignore_errors=True)
 

@@ -290,7 +290,6 @@ def test_damage_is_11(store: str, run_folder: Path, tmp_path: Path) -> None:
 
 
 def test_unreachable_is_13_and_never_empty() -> None:
-    pytest.importorskip("s3fs")
     env: dict[str, str | None] = {
         "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
         "AWS_ACCESS_KEY_ID": "nobody",

@@ -56,7 +56,8 @@ def environment(s3server: S3Server) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def cluster(environment: None) -> Iterator[Any]:
     """Dask: a scheduler and two worker processes with their nannies."""
-    distributed = pytest.importorskip("distributed")
+    import distributed
+
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0"
     ) as made:
@@ -65,7 +66,8 @@ def cluster(environment: None) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def executors(environment: None, cluster: Any) -> Iterator[dict[str, Executor]]:
-    distributed = pytest.importorskip("distributed")
+    import distributed
+
     with (
         ThreadPoolExecutor(2) as threads,
         Processes(1) as processes,

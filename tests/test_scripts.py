@@ -70,7 +70,6 @@ def without_yaml(what: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_missing_extra_is_named_and_the_others_get_their_turn(tmp_path: Path) -> None:
-    pytest.importorskip("yaml")
     one, two = tmp_path / "one", tmp_path / "two"
     draft = Draft({"a": MemoryFile(b"1")}, driver="experiments")
     Repository.init(one).commit(draft)

@@ -539,7 +539,6 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 def test_a_trainer_collects(tmp_path: Path) -> None:
     """The collector as a callback of the real ``transformers.Trainer``."""
-    pytest.importorskip("accelerate", reason="transformers.Trainer needs it")
     from transformers import Trainer, TrainingArguments
 
     base = base_of(tmp_path / "zoo-root", "bertbase")
