@@ -13,7 +13,20 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from castore import bases, commit, copy, cut, frame, objects, prune, publish, reach, save, walk
+from castore import (
+    base_contents,
+    bases,
+    commit,
+    copy,
+    cut,
+    frame,
+    objects,
+    prune,
+    publish,
+    reach,
+    save,
+    walk,
+)
 from castore import repository as repository_
 from castore.digest import digest_of
 from castore.encode import encode
@@ -153,14 +166,14 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     pure = [
         *((m, "parse_header", header) for m in (commit, copy, frame)),
         *((m, "encode", encoded) for m in (commit, copy, save)),
-        *((m, "digest_of", digest) for m in (commit, objects, save)),
+        *((m, "digest_of", digest) for m in (base_contents, commit, objects, save)),
         (frame, "packed", _Remembered(frame.packed)),
         (frame, "decode", _Remembered(lambda *args: bytes(decode(*args)), _decode_key)),
         (commit, "cut", _Remembered(cut.cut, _cut_key)),
         (bases, "natural_key", _Remembered(bases.natural_key)),
         (bases, "series_of", _Remembered(bases.series_of)),
         (Tree, "decode", staticmethod(_Remembered(Tree.decode))),
-        (commit, "PIECE", cut.SMALL),  # what a worker sets aside for a base
+        (base_contents, "PIECE", cut.SMALL),  # what a worker sets aside for a base
         (Snapshot, "decode", staticmethod(_Remembered(Snapshot.decode))),
         (Snapshot, "encode", _method(Snapshot.encode, _snapshot_key)),
         (Tree, "encode", _method(Tree.encode, _tree_key)),
