@@ -16,4 +16,5 @@ export PATH="$venv/bin:$PATH"
 # Several processes share the cores: threads of each would spin for them (a sixth of the time).
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 say "running the tests"
-exec "$venv/bin/python" -m pytest -q -n "${CASTORE_TEST_PROCESSES:-4}" "$@"
+# A process that is done takes tests of the others: else one ends alone with the slow last ones.
+exec "$venv/bin/python" -m pytest -q -n "${CASTORE_TEST_PROCESSES:-4}" --dist worksteal "$@"
