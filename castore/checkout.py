@@ -38,7 +38,6 @@ from castore.walk import Walker
 _LARGE, _RUN = 1 << 20, 8  # below this many bytes, a group has no more blobs than that
 _FLUSH = 128 << 20  # bytes written before what is there so far goes to the disk
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,12 +341,12 @@ def _give_name(staged: str, name: str, fd: int, force: bool, shown: str) -> None
 
 
 def _link(staged: str, name: str, fd: int) -> bool:
-    """False where the file system has no links, and the name was free a moment ago."""
+    """False where no link can be made, however that is told, and the name was free just now."""
     try:
         os.link(staged, name, dst_dir_fd=fd, follow_symlinks=False)
+    except FileExistsError:
+        raise
     except OSError as e:
-        if e.errno not in _NO_LINKS:
-            raise
         with contextlib.suppress(FileNotFoundError):
             os.lstat(name, dir_fd=fd)
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from e

@@ -102,15 +102,19 @@ def test_a_move_that_fails_is_taken_back_or_told(
 ) -> None:
     before = {"other": b"x"}
     target = lay(tmp_path / "out", before)
-    real, calls = getattr(os, "replace" if force else "link"), []
+    given = set[str]()
 
-    def give_name(a: Any, b: Any, **more: Any) -> None:
-        calls.append(b)
-        if len(calls) == 3:
-            raise PermissionError(13, "Permission denied", str(b))
-        real(a, b, **more)
+    def failing(real: Any) -> Any:
+        def give_name(a: Any, b: Any, **more: Any) -> None:
+            given.add(b)
+            if len(given) == 3:
+                raise PermissionError(13, "Permission denied", str(b))
+            real(a, b, **more)
 
-    monkeypatch.setattr(os, real.__name__, give_name)
+        return give_name
+
+    monkeypatch.setattr(os, "replace", failing(os.replace))
+    monkeypatch.setattr(os, "link", failing(os.link))
     left = "2 of .* entries are" if force else "nothing was"
     with pytest.raises(BackendError, match=f"{left} left there: Permission denied"):
         repository.checkout(name, target, force=force)
